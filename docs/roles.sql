@@ -28,10 +28,10 @@ GRANT SELECT ON "outbox_part" TO outbox_canceller;
 GRANT SELECT (sequence, message_id, destination, named_destination, idempotency_key, reason,
     split_from) ON "outbox_dead" TO outbox_canceller;
 
--- Registers destinations with their secrets (by Outbox::destinations and by plain SQL), shows their
+-- Registers endpoints with their secrets (by Outbox::endpoints and by plain SQL), shows their
 -- deliveries, sends messages again, and makes waiting messages due. GRANT it in addition to
 -- outbox_enqueuer to an application whose customers register webhooks. It writes pauses, because
--- removing a destination inserts one. It can requeue any dead letter.
+-- removing an endpoint inserts one. It can requeue any dead letter.
 GRANT SELECT (sequence, message_id, topic, destination, ordering_key, idempotency_key, tenant_id,
     available_at, expires_at, created_at, occurred_at, attempts, locked_by, locked_at,
     last_error_code, last_error, split_from, registration), INSERT (sequence, message_id, topic,
@@ -45,7 +45,7 @@ GRANT SELECT, DELETE, UPDATE (blocks_key) ON "outbox_dead" TO outbox_registrar;
 GRANT SELECT ON "outbox_lease" TO outbox_registrar;
 GRANT INSERT, SELECT (at, tenant_id, cost) ON "outbox_audit" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_request" TO outbox_registrar;
-GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_destination" TO outbox_registrar;
+GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_endpoint" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_registrar;
 GRANT SELECT, INSERT ON "outbox_topic" TO outbox_registrar;
 GRANT INSERT ON "outbox_registration" TO outbox_registrar;
@@ -70,7 +70,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_topic" TO outbox_relay;
 GRANT SELECT, INSERT ON "outbox_audit" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_request" TO outbox_relay;
-GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_destination" TO outbox_relay;
+GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_endpoint" TO outbox_relay;
 GRANT SELECT, INSERT, DELETE ON "outbox_registration" TO outbox_relay;
 GRANT SELECT ON "outbox_messages" TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox_message_id() TO outbox_relay;
@@ -79,7 +79,7 @@ GRANT EXECUTE ON FUNCTION "outbox_blank"(timestamptz, timestamptz, integer) TO o
 GRANT SELECT ON SEQUENCE "outbox_sequence_seq" TO outbox_relay;
 
 -- Reads: status, dead list, pause list, the view. It cannot see payloads, headers, secrets or the URLs of
--- registered destinations, which may have passwords, but it can see responses of receivers in dead letters.
+-- endpoints, which may have passwords, but it can see responses of receivers in dead letters.
 GRANT SELECT (sequence, message_id, topic, destination, ordering_key, idempotency_key, tenant_id,
     available_at, expires_at, created_at, occurred_at, attempts, locked_by, locked_at,
     last_attempt_at, last_error_code, last_error, split_from, split_to, registration) ON "outbox" TO
@@ -95,7 +95,7 @@ GRANT SELECT ON "outbox_audit" TO outbox_reader;
 GRANT SELECT (name, topics, tenant_id, filter, enabled, mode, concurrency, rate, timeout, policy,
     description, disabled_reason, created_at, updated_at, failing_since, failing_reason, failing,
     verification, verified_at, allowed_rate, verification_due, verification_tries, disabled_by,
-    set_by, verification_error, id) ON "outbox_destination" TO outbox_reader;
+    set_by, verification_error, id) ON "outbox_endpoint" TO outbox_reader;
 GRANT SELECT ON "outbox_messages" TO outbox_reader;
 GRANT SELECT ON SEQUENCE "outbox_sequence_seq" TO outbox_reader;
 

@@ -55,7 +55,7 @@ pub use self::pauses::{Pause, pause, pauses, resume};
 pub use self::replay::{ReplayRun, replay};
 pub use self::topics::declare_topics;
 pub use self::waiting::{Note, Verdict, cancel, reschedule, retry, settle, wait_reasons};
-pub use crate::store::destinations::DestinationCounts;
+pub use crate::store::endpoints::EndpointCounts;
 pub use crate::store::operate::dead::DeadFilter;
 pub use crate::store::operate::depths::{DeadDepth, Depths, LaneDepth};
 pub use crate::store::operate::expunge::{Expunged, Subject};

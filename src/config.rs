@@ -63,7 +63,7 @@ use self::text::{content, shown_database, written};
 use crate::backoff::Backoff;
 use crate::name::OutboxName;
 
-/// The concurrent sends of a registered destination.
+/// The concurrent sends of an endpoint.
 const REGISTERED_CONCURRENCY: usize = 4;
 
 /// Declares the settings, and [`Config::empty`].
@@ -124,7 +124,7 @@ settings! {
         pub url: Option<Url>,
         /// The secrets that sign requests, newest first. A destination's own secrets replace them.
         pub secrets: Vec<SigningSecret>,
-        /// The keys that encrypt the secrets of registered destinations in the database.
+        /// The keys that encrypt the secrets of endpoints in the database.
         pub secret_keys: SecretKeys,
         /// The CloudEvents mode of requests.
         pub mode: Mode,
@@ -142,37 +142,37 @@ settings! {
         pub no_proxy: Vec<String>,
         /// Sender threads of each destination.
         pub concurrency: usize,
-        /// Sender threads that all registered destinations share; while sends last, up to four times as many.
-        pub registered_threads: usize,
-        /// Whether to refuse registered destinations without TLS. Defaults to `true`.
-        pub registered_https_only: bool,
-        /// Whether registered destinations may resolve only to public addresses. Defaults to `true`, because their URLs come
+        /// Sender threads that all endpoints share; while sends last, up to four times as many.
+        pub endpoint_threads: usize,
+        /// Whether to refuse endpoints without TLS. Defaults to `true`.
+        pub endpoint_https_only: bool,
+        /// Whether endpoints may resolve only to public addresses. Defaults to `true`, because their URLs come
         /// from customers.
-        pub registered_public_only: bool,
-        /// The ports allowed in URLs of registered destinations. Empty: any port.
-        pub registered_ports: Vec<u16>,
-        /// The HTTP proxy of registered destinations. `None`: [`proxy`](Self::proxy).
-        pub registered_proxy: Option<Proxy>,
-        /// A PEM file with the client certificate that registered destinations see, and its chain (mTLS).
-        pub registered_client_cert_file: Option<PathBuf>,
+        pub endpoint_public_only: bool,
+        /// The ports allowed in URLs of endpoints. Empty: any port.
+        pub endpoint_ports: Vec<u16>,
+        /// The HTTP proxy of endpoints. `None`: [`proxy`](Self::proxy).
+        pub endpoint_proxy: Option<Proxy>,
+        /// A PEM file with the client certificate that endpoints see, and its chain (mTLS).
+        pub endpoint_client_cert_file: Option<PathBuf>,
         /// A PEM file with the key of this certificate.
-        pub registered_client_key_file: Option<PathBuf>,
-        /// How long a registered destination may fail before the relay disables it: no send has succeeded for this long, at
+        pub endpoint_client_key_file: Option<PathBuf>,
+        /// How long an endpoint may fail before the relay disables it: no send has succeeded for this long, at
         /// any relay. Defaults to 5 days.
-        pub registered_disable_after: Duration,
-        /// The CloudEvents mode of requests to registered destinations. Defaults to [`Mode::Structured`], because signatures
+        pub endpoint_disable_after: Duration,
+        /// The CloudEvents mode of requests to endpoints. Defaults to [`Mode::Structured`], because signatures
         /// cover no headers.
-        pub registered_mode: Mode,
+        pub endpoint_mode: Mode,
         /// How endpoints that customers register in the portal show that they want messages. Defaults to
         /// [`Verification::None`].
-        pub registered_verification: Verification,
-        /// The time limit of one send to a registered destination, at most 5 minutes. Defaults to 15 s.
-        pub registered_timeout: Duration,
-        /// Failed attempts at a registered destination after which a message is dead-lettered. Defaults to 10.
-        pub registered_max_attempts: u32,
-        /// The delay between attempts at a registered destination. Defaults to `5s,5m,30m,2h,5h,10h,14h,20h,24h`: ten attempts
+        pub endpoint_verification: Verification,
+        /// The time limit of one send to an endpoint, at most 5 minutes. Defaults to 15 s.
+        pub endpoint_timeout: Duration,
+        /// Failed attempts at an endpoint after which a message is dead-lettered. Defaults to 10.
+        pub endpoint_max_attempts: u32,
+        /// The delay between attempts at an endpoint. Defaults to `5s,5m,30m,2h,5h,10h,14h,20h,24h`: ten attempts
         /// in three days.
-        pub registered_backoff: Backoff,
+        pub endpoint_backoff: Backoff,
         /// The most messages in one claim or settle.
         pub batch: usize,
         /// How long an idle relay waits between polls.
@@ -219,8 +219,8 @@ settings! {
         pub routes: Vec<Route>,
         /// Destinations inside the process.
         pub(crate) in_process: Vec<InProcess>,
-        /// Whether registered destinations are expected: the relay may have no other destinations.
-        pub(crate) expects_registered: bool,
+        /// Whether endpoints are expected: the relay may have no other destinations.
+        pub(crate) expects_endpoints: bool,
         /// Whether the application's own dispatcher sends all messages without a destination.
         pub(crate) takes_rest: bool,
         /// The name of the relay among those of this process.
@@ -255,7 +255,7 @@ impl Default for Config {
                     .expect("the defaults are valid: a test reads all of them");
             }
         }
-        config.expects_registered = false;
+        config.expects_endpoints = false;
         config
     }
 }
@@ -295,9 +295,9 @@ impl Config {
         set.map_err(ConfigError::at(variable))
     }
 
-    /// Whether `OUTBOX_REGISTERED_THREADS` is set: the relay may have no other destinations than registered ones.
-    pub(crate) fn expects_registered(&self) -> bool {
-        self.expects_registered
+    /// Whether `OUTBOX_ENDPOINT_THREADS` is set: the relay may have no other destinations than endpoints.
+    pub(crate) fn expects_endpoints(&self) -> bool {
+        self.expects_endpoints
     }
 
     /// The named destinations, followed by the destination `default` if `OUTBOX_URL` is set.
@@ -317,23 +317,19 @@ impl Config {
         timeouts.fold(self.send_timeout, Duration::max)
     }
 
-    /// The settings for registered destinations, whose URLs come from strangers. The application's secrets never sign
+    /// The settings for endpoints, whose URLs come from strangers. The application's secrets never sign
     /// requests to them: anyone who knows a secret can forge requests to all receivers that trust it.
-    pub(crate) fn for_registered(&self) -> Self {
+    pub(crate) fn for_endpoints(&self) -> Self {
         Self {
-            https_only: self.registered_https_only,
-            public_only: self.registered_public_only,
-            proxy: self
-                .registered_proxy
-                .as_ref()
-                .unwrap_or(&self.proxy)
-                .clone(),
+            https_only: self.endpoint_https_only,
+            public_only: self.endpoint_public_only,
+            proxy: self.endpoint_proxy.as_ref().unwrap_or(&self.proxy).clone(),
             secrets: Vec::new(),
             concurrency: REGISTERED_CONCURRENCY,
-            mode: self.registered_mode,
-            send_timeout: self.registered_timeout,
-            max_attempts: self.registered_max_attempts,
-            backoff: self.registered_backoff.clone(),
+            mode: self.endpoint_mode,
+            send_timeout: self.endpoint_timeout,
+            max_attempts: self.endpoint_max_attempts,
+            backoff: self.endpoint_backoff.clone(),
             ..self.clone()
         }
     }

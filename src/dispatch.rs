@@ -15,17 +15,17 @@ pub use self::http::HttpDispatcher;
 #[cfg(feature = "http")]
 pub(crate) use self::http::signature::{Signer, signed_content};
 #[cfg(feature = "http")]
-pub(crate) use self::http::{Customers, Verifier, close_idle};
+pub(crate) use self::http::{EndpointClients, Verifier, close_idle};
 #[cfg(not(feature = "http"))]
-pub(crate) use self::without_http::{Customers, HttpDispatcher, Verifier, close_idle};
+pub(crate) use self::without_http::{EndpointClients, HttpDispatcher, Verifier, close_idle};
 use crate::config::ConfigError;
 use crate::log;
 use crate::message::Message;
 use crate::status::ReasonCode;
 
-/// Why a registered destination has no dispatcher.
+/// Why an endpoint has no dispatcher.
 #[derive(Debug)]
-pub(crate) enum CustomerError {
+pub(crate) enum EndpointRefusal {
     /// No relay can send there with this row: only this may be decided for all relays.
     Invalid(ConfigError),
     /// This relay cannot or may not send there. Another relay, with other settings, may.
@@ -212,7 +212,7 @@ pub struct Failure {
 pub enum Pause {
     /// For this time.
     For(Duration),
-    /// Until it is resumed (`diesel-outbox resume`). A new URL or enabling ends the pause of a registered destination, too.
+    /// Until it is resumed (`diesel-outbox resume`). A new URL or enabling ends the pause of an endpoint, too.
     UntilResumed,
 }
 

@@ -1,4 +1,4 @@
-//! Filters of registered destinations: which messages a destination gets, by payload, topic and headers.
+//! Filters of endpoints: which messages a destination gets, by payload, topic and headers.
 //!
 //! A filter is a pattern, as EventBridge has them. Fields nest as in the payload. A field has an array of alternatives,
 //! of which one must match; all fields must match. `"$topic"` and `"$header"` at the top stand for the topic and for the

@@ -7,7 +7,7 @@ words! {
     /// Who has paused or disabled a destination, or set one of its values.
     ///
     /// ```
-    /// use diesel_outbox::destinations::Hand;
+    /// use diesel_outbox::endpoints::Hand;
     ///
     /// assert_eq!(Hand::Receiver.as_str(), "receiver");
     /// assert_eq!("owner".parse(), Ok(Hand::Owner));
@@ -15,12 +15,12 @@ words! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
     #[non_exhaustive]
     pub enum Hand {
-        /// The owner of a registered destination: a customer, in the portal or through
-        /// [`of_tenant`](crate::destinations::Destinations::of_tenant).
+        /// The owner of an endpoint: a customer, in the portal or through
+        /// [`of_tenant`](crate::endpoints::Endpoints::of_tenant).
         Owner = "owner",
         /// An operator, with a command, on the page, through the library, or with SQL.
         Operator = "operator",
-        /// The relays: their circuit breaker, or a destination that has failed for too long or cannot be used.
+        /// The relays: their circuit breaker, or an endpoint that has failed for too long or cannot be used.
         Relay = "relay",
         /// The receiver, by its responses.
         Receiver = "receiver",

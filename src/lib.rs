@@ -72,6 +72,8 @@ mod config_error;
 mod deadline;
 #[cfg(feature = "relay")]
 mod delivery;
+#[cfg(feature = "relay")]
+mod endpoint;
 mod error;
 mod event;
 #[cfg(feature = "relay")]
@@ -93,8 +95,6 @@ mod own_topics;
 mod provider;
 #[cfg(feature = "relay")]
 mod public_error;
-#[cfg(feature = "relay")]
-mod registered_destination;
 #[cfg(feature = "relay")]
 mod route;
 #[cfg(feature = "relay")]
@@ -126,7 +126,7 @@ pub mod admin;
 #[cfg(feature = "schemars")]
 pub mod catalogue;
 #[cfg(feature = "relay")]
-pub mod destinations;
+pub mod endpoints;
 #[cfg(feature = "http")]
 pub mod guide;
 #[cfg(feature = "relay")]

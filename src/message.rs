@@ -220,7 +220,7 @@ impl NewMessage {
         self
     }
 
-    /// Sets the tenant of the message. A registered destination can select messages by tenant, and so can your own
+    /// Sets the tenant of the message. An endpoint can select messages by tenant, and so can your own
     /// queries. Receivers do not see the tenant. Defaults to none.
     ///
     /// ```

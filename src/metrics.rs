@@ -50,7 +50,7 @@ names! {
     counter CONFLICTS = "diesel_outbox_conflicts_total", Count,
         "Outcomes that were not recorded because another relay had taken over the message.";
     counter FILTER_TOO_MUCH = "diesel_outbox_filter_too_much_total", Count,
-        "Filters of registered destinations that needed too many steps for a message, which therefore did not match.";
+        "Filters of endpoints that needed too many steps for a message, which therefore did not match.";
     counter BREAKER_OPENED = "diesel_outbox_breaker_opened_total", Count,
         "Circuit breakers opened by this relay.";
     counter WAKE_UPS = "diesel_outbox_wake_ups_total", Count,
@@ -84,8 +84,8 @@ names! {
         "Connections of the application's pool that handlers hold.";
     gauge BREAKER_OPEN = "diesel_outbox_breaker_open", Count, "1: the circuit breaker is open.";
     gauge PAUSED = "diesel_outbox_paused", Count, "1: the destination is paused.";
-    gauge REGISTERED_DESTINATIONS = "diesel_outbox_registered_destinations", Count,
-        "Registered destinations, by state: working, unverified, paused, failing, disabled.";
+    gauge ENDPOINTS = "diesel_outbox_endpoints", Count,
+        "Endpoints, by state: working, unverified, paused, failing, disabled.";
     gauge TOPIC_PAUSED = "diesel_outbox_topic_paused", Count, "1: the topic is paused.";
     gauge LEASE_SECONDS_LEFT = "diesel_outbox_lease_seconds_left", Seconds,
         "Time left in which sends may start before the relay must renew its lease.";

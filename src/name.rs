@@ -81,8 +81,8 @@ impl OutboxName {
         self.suffixed("_pause")
     }
 
-    pub(crate) fn destination(&self) -> String {
-        self.suffixed("_destination")
+    pub(crate) fn endpoint(&self) -> String {
+        self.suffixed("_endpoint")
     }
 
     pub(crate) fn topic(&self) -> String {

@@ -1,13 +1,13 @@
 //! Topics of the events about the outbox itself.
 
-/// A registered destination fails.
-pub(crate) const FAILING: &str = "outbox.destination.failing";
+/// An endpoint fails.
+pub(crate) const FAILING: &str = "outbox.endpoint.failing";
 /// A failing destination works again.
-pub(crate) const RECOVERED: &str = "outbox.destination.recovered";
+pub(crate) const RECOVERED: &str = "outbox.endpoint.recovered";
 /// A relay has paused a destination until it is resumed.
-pub(crate) const PAUSED: &str = "outbox.destination.paused";
-/// A relay has disabled a registered destination.
-pub(crate) const DISABLED: &str = "outbox.destination.disabled";
+pub(crate) const PAUSED: &str = "outbox.endpoint.paused";
+/// A relay has disabled an endpoint.
+pub(crate) const DISABLED: &str = "outbox.endpoint.disabled";
 /// Messages to a destination were dead-lettered within a minute.
 pub(crate) const DEAD: &str = "outbox.messages.dead";
 /// A circuit breaker has opened.

@@ -20,7 +20,7 @@ use crate::metrics::{LOG_DROPPED, READY};
 use crate::name::OutboxName;
 use crate::relay::{RelayHandle, StartError, Stats};
 use crate::status::ReasonCode;
-use crate::store::destinations;
+use crate::store::endpoints;
 use crate::store::operate::audit;
 use crate::store::pinned::pinned;
 use crate::store::write::waiting::MessageRef;
@@ -53,7 +53,7 @@ pub use crate::config::secret::parse_secrets;
 pub use crate::config::settings::{SETTINGS, Setting};
 pub use crate::config::text::parse_duration;
 #[cfg(feature = "http")]
-pub use crate::destinations::forward::Forward;
+pub use crate::endpoints::forward::Forward;
 pub use crate::public_error::{PUBLIC_ERRORS, TOKEN_WORDS};
 pub use crate::relay::{DepthGauges, DestinationState};
 pub use crate::store::operate::activity::{Activity, Rates};
@@ -69,7 +69,7 @@ pub use crate::store::operate::payloads::StoredPayload;
 pub use crate::store::operate::requests::{Keyed, Known};
 pub use crate::store::operate::status::{LeaseRow, Work};
 pub use crate::store::operate::troubles::{StatusCount, TroubleCount};
-pub use crate::store::relay::served::RefusedDestination;
+pub use crate::store::relay::served::RefusedEndpoint;
 pub use crate::store::relay::topics::{Freed, KnownTopic};
 pub use crate::store::searched::Searched;
 pub use crate::store::seek::MessageKey;
@@ -115,9 +115,9 @@ pub fn proxy_of(config: &Config, destination: &Destination) -> Result<Proxy, Con
     config.proxy_of(destination)
 }
 
-/// Whether the relay may have no other destinations than registered ones.
-pub fn expects_registered(config: &Config) -> bool {
-    config.expects_registered()
+/// Whether the relay may have no other destinations than endpoints.
+pub fn expects_endpoints(config: &Config) -> bool {
+    config.expects_endpoints()
 }
 
 /// The URL of a destination without secrets.
@@ -259,7 +259,7 @@ pub fn audit(
     pinned(conn, name, |conn, name| note.audit(conn, name, act, target))
 }
 
-/// The URL and the description of the registered destinations among these, by name.
+/// The URL and the description of the endpoints among these, by name.
 ///
 /// # Errors
 /// The database refused or failed.
@@ -269,7 +269,7 @@ pub fn called(
     names: &[&str],
 ) -> Result<HashMap<String, (String, Option<String>)>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
-        destinations::called(conn, name, names)
+        endpoints::called(conn, name, names)
     })?)
 }
 

@@ -38,12 +38,12 @@ mod pace;
 mod paused;
 mod pauses;
 mod planner;
-mod registered;
 mod registry;
 mod room;
 mod run;
 mod running;
 mod sender;
+mod serving;
 mod session;
 mod settlement;
 mod settler;
@@ -83,8 +83,8 @@ use self::ending::held;
 use self::heartbeat::Ending;
 use self::job::Job;
 use self::lease_clock::LeaseClock;
-use self::registered::Registered;
 use self::running::Running;
+use self::serving::ServedEndpoints;
 use self::shared::{Shared, Signals};
 use crate::clock::BootTime;
 use crate::config::Config;
@@ -135,7 +135,7 @@ impl Incarnation {
             is_one_shot,
             claim_limit,
         } = assembled;
-        let registered = Registered::new(&config, dispatchers.customers.clone());
+        let registered = ServedEndpoints::new(&config, dispatchers.customers.clone());
         let (bulkheads, queues) = Bulkhead::all(&config, dispatchers);
         let source = match manager {
             Some(manager) => Source::Manager(manager),
@@ -217,7 +217,7 @@ impl Incarnation {
 
 /// The lease registration of a relay with these settings.
 fn registration(config: &Config, relay: &str, registered: bool, is_one_shot: bool) -> Registration {
-    let serves = Serves::new(config).and_registered(registered);
+    let serves = Serves::new(config).and_endpoints(registered);
     Registration {
         relay: relay.to_owned(),
         lease: config.lease,

@@ -46,7 +46,7 @@ impl Routes {
             destinations,
             handlers,
             rest,
-            registered: _,
+            endpoints: _,
             only,
             rates: _,
             declared: _,

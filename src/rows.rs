@@ -40,7 +40,7 @@
 //!
 //! diesel_outbox::outbox_tables!(
 //!     org_outbox: org_outbox_ledger, org_outbox_attempt, org_outbox_dead, org_outbox_lease,
-//!     org_outbox_pause, org_outbox_destination, org_outbox_messages
+//!     org_outbox_pause, org_outbox_endpoint, org_outbox_messages
 //! );
 //!
 //! fn messages(conn: &mut PgConnection, topic: &str) -> QueryResult<Vec<MessageRow>> {

@@ -96,7 +96,7 @@ pub(crate) mod values;
 ///     // Another name: macros cannot build names, so give all eight names, in this order.
 ///     diesel_outbox::outbox_tables!(
 ///         org_outbox: org_outbox_ledger, org_outbox_attempt, org_outbox_dead, org_outbox_lease,
-///         org_outbox_pause, org_outbox_destination, org_outbox_messages
+///         org_outbox_pause, org_outbox_endpoint, org_outbox_messages
 ///     );
 ///     // … in another schema
 ///     pub mod billing {
@@ -114,7 +114,7 @@ pub(crate) mod values;
 /// ```compile_fail
 /// diesel_outbox::outbox_tables!(
 ///     org_outbox: org_outbox_ledger, org_outbox_attempt, hrm_outbox_dead, org_outbox_lease,
-///     org_outbox_pause, org_outbox_destination, org_outbox_messages
+///     org_outbox_pause, org_outbox_endpoint, org_outbox_messages
 /// );
 /// ```
 #[macro_export]
@@ -122,8 +122,8 @@ macro_rules! outbox_tables {
     (outbox) => {
         $crate::__outbox_tables!(
             (outbox) (outbox_ledger) (outbox_attempt) (outbox_dead) (outbox_lease) (outbox_pause)
-            (outbox_destination) (outbox_messages)
-            outbox outbox_ledger outbox_attempt outbox_dead outbox_lease outbox_pause outbox_destination
+            (outbox_endpoint) (outbox_messages)
+            outbox outbox_ledger outbox_attempt outbox_dead outbox_lease outbox_pause outbox_endpoint
             outbox_messages
         );
     };
@@ -131,7 +131,7 @@ macro_rules! outbox_tables {
         $crate::outbox_tables!(
             $schema.outbox:
                 outbox_ledger, outbox_attempt, outbox_dead, outbox_lease, outbox_pause,
-                outbox_destination, outbox_messages
+                outbox_endpoint, outbox_messages
         );
     };
     (
@@ -238,7 +238,7 @@ pub const fn check_names(outbox: &str, names: &[(&str, &str)]) {
         let (name, suffix) = names[n];
         assert!(
             is_joined(name.as_bytes(), outbox.as_bytes(), suffix.as_bytes()),
-            "outbox_tables!: expected NAME: NAME_ledger, NAME_attempt, NAME_dead, NAME_lease, NAME_pause, NAME_destination, NAME_messages"
+            "outbox_tables!: expected NAME: NAME_ledger, NAME_attempt, NAME_dead, NAME_lease, NAME_pause, NAME_endpoint, NAME_messages"
         );
         n += 1;
     }

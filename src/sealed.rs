@@ -1,7 +1,7 @@
-//! Secrets at rest: the database stores secrets of registered destinations sealed (encrypted) with `OUTBOX_SECRET_KEY`.
+//! Secrets at rest: the database stores secrets of endpoints sealed (encrypted) with `OUTBOX_SECRET_KEY`.
 //!
 //! A sealed secret is `sealed1_`, followed by the base64 of a random nonce (12 bytes), the secret encrypted with
-//! AES-256-GCM, and the tag (16 bytes). The names of the outbox and the destination are authenticated with the secret,
+//! AES-256-GCM, and the tag (16 bytes). The names of the outbox and the endpoint are authenticated with the secret,
 //! so the sealed secret of one row cannot be opened in another row. The schema of the outbox is not authenticated: a
 //! process that finds the outbox by the search path does not know the schema.
 
@@ -137,7 +137,7 @@ fn open<T>(
     };
     if keys.is_empty() {
         return Err(locked(
-            "encrypted, but no key is given: set OUTBOX_SECRET_KEY, or in code Destinations::with_keys",
+            "encrypted, but no key is given: set OUTBOX_SECRET_KEY, or in code Endpoints::with_keys",
         ));
     }
     let bytes = BASE64

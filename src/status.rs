@@ -102,7 +102,7 @@ words! {
         Rejected = "REJECTED",
         /// 410.
         Gone = "GONE",
-        /// The endpoint of a registered destination did not show that it wants messages.
+        /// An endpoint did not show that it wants messages.
         NotVerified = "NOT_VERIFIED",
         /// No running relay serves the message's topic, or has the destination that the message names. The message waits.
         NoRoute = "NO_ROUTE",
@@ -111,9 +111,9 @@ words! {
         UnknownTopic = "UNKNOWN_TOPIC",
         /// The message names a destination that is not configured.
         UnknownDestination = "UNKNOWN_DESTINATION",
-        /// The registered destination that the message waited for was removed.
+        /// The endpoint that the message waited for was removed.
         DestinationRemoved = "DESTINATION_REMOVED",
-        /// No registered destination matches the message, and no route serves its topic, so there is no receiver.
+        /// No endpoint matches the message, and no route serves its topic, so there is no receiver.
         NoSubscriber = "NO_SUBSCRIBER",
         /// A stored header cannot be sent.
         InvalidHeader = "INVALID_HEADER",
@@ -131,7 +131,7 @@ words! {
         InvalidUrl = "INVALID_URL",
         /// The message expired before delivery.
         Expired = "EXPIRED",
-        /// The message is not fanned out yet, and waits: another session has locked the table of registered destinations, or
+        /// The message is not fanned out yet, and waits: another session has locked the table of endpoints, or
         /// earlier messages of the tenant have so many destinations that the message waits for its turn.
         NotFannedOut = "NOT_FANNED_OUT",
         /// A message with the same idempotency key and other content was delivered before.

@@ -28,7 +28,7 @@ pub(crate) mod table;
 pub(crate) mod whole;
 
 #[cfg(feature = "relay")]
-pub(crate) mod destinations;
+pub(crate) mod endpoints;
 pub(crate) mod operate;
 #[cfg(feature = "relay")]
 pub(crate) mod paused;

@@ -143,24 +143,24 @@ impl Database {
             .lease(Duration::from_secs(3))
             .backoff(Backoff::Table(vec![Duration::from_millis(50)]))
             .configure(|config| {
-                config.registered_backoff = Backoff::Table(vec![Duration::from_millis(50)])
+                config.endpoint_backoff = Backoff::Table(vec![Duration::from_millis(50)])
             })
-            .configure(|config| config.registered_mode = Mode::Binary)
-            .configure(|config| config.registered_timeout = Duration::from_millis(1000))
+            .configure(|config| config.endpoint_mode = Mode::Binary)
+            .configure(|config| config.endpoint_timeout = Duration::from_millis(1000))
     }
 
-    /// A relay of registered destinations whose ledger keeps payloads.
+    /// A relay of endpoints whose ledger keeps payloads.
     pub fn keeping_relay(&self) -> RelayBuilder {
         let mut config = Config::default();
         for (setting, value) in [
             ("DATABASE_URL", self.url.as_str()),
             ("OUTBOX_TABLE", &self.name()),
             ("OUTBOX_LEDGER_PAYLOAD", "true"),
-            ("OUTBOX_REGISTERED_THREADS", "4"),
-            ("OUTBOX_REGISTERED_HTTPS_ONLY", "false"),
-            ("OUTBOX_REGISTERED_PUBLIC_ONLY", "false"),
-            ("OUTBOX_REGISTERED_MAX_ATTEMPTS", "1"),
-            ("OUTBOX_REGISTERED_MODE", "binary"),
+            ("OUTBOX_ENDPOINT_THREADS", "4"),
+            ("OUTBOX_ENDPOINT_HTTPS_ONLY", "false"),
+            ("OUTBOX_ENDPOINT_PUBLIC_ONLY", "false"),
+            ("OUTBOX_ENDPOINT_MAX_ATTEMPTS", "1"),
+            ("OUTBOX_ENDPOINT_MODE", "binary"),
             ("OUTBOX_POLL_INTERVAL", "20ms"),
         ] {
             config.set(setting, value).expect(setting);
@@ -178,9 +178,9 @@ impl Database {
             .env("OUTBOX_SEND_TIMEOUT", "1s")
             .env("OUTBOX_LEASE", "3s")
             .env("OUTBOX_BACKOFF", "100ms")
-            .env("OUTBOX_REGISTERED_BACKOFF", "100ms")
-            .env("OUTBOX_REGISTERED_MODE", "binary")
-            .env("OUTBOX_REGISTERED_TIMEOUT", "1s");
+            .env("OUTBOX_ENDPOINT_BACKOFF", "100ms")
+            .env("OUTBOX_ENDPOINT_MODE", "binary")
+            .env("OUTBOX_ENDPOINT_TIMEOUT", "1s");
         command
     }
 

@@ -5,8 +5,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::settings::SettingFlags;
 use crate::{
-    check, databases, dead, destination, drain, forget, keys, lab, leases, listen, message,
-    migrate, pause, replay, resume, secret, settings, status, tail, topics,
+    check, databases, dead, drain, endpoint, forget, keys, lab, leases, listen, message, migrate,
+    pause, replay, resume, secret, settings, status, tail, topics,
 };
 
 /// A transactional outbox for synchronous Rust: delivers messages from PostgreSQL over HTTP.
@@ -24,7 +24,7 @@ pub struct Cli {
 pub(crate) enum Command {
     /// Create the outbox, or upgrade it to this version
     Migrate(migrate::Options),
-    /// Run a relay until SIGTERM or SIGINT. Exit with code 2 if it has no destination, and no OUTBOX_REGISTERED_THREADS
+    /// Run a relay until SIGTERM or SIGINT. Exit with code 2 if it has no destination, and no OUTBOX_ENDPOINT_THREADS
     Run(databases::Options),
     /// Serve the admin page without a relay
     Admin,
@@ -50,7 +50,7 @@ pub(crate) enum Command {
     Topics(topics::Options),
     /// Enqueue delivered messages again
     Replay(replay::Options),
-    /// Delete the messages, dead letters and destinations of a tenant permanently
+    /// Delete the messages, dead letters and endpoints of a tenant permanently
     Forget(forget::Options),
     /// Pause a destination or topic: its messages wait and use no attempts. Or list pauses
     #[command(subcommand)]
@@ -58,9 +58,9 @@ pub(crate) enum Command {
     /// End a pause set by an operator, a receiver or a circuit breaker
     #[command(subcommand)]
     Resume(resume::Action),
-    /// Manage registered destinations: webhooks of an application's customers
+    /// Manage endpoints: webhooks of an application's customers
     #[command(subcommand)]
-    Destination(destination::Action),
+    Endpoint(endpoint::Action),
     /// Create signing secrets, and show public keys for receivers
     #[command(subcommand, visible_alias = "key")]
     Secret(secret::Action),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use diesel_outbox::admin::{self, Pause, Unserved};
-use diesel_outbox::program::{self, DueTopic, RefusedDestination};
+use diesel_outbox::program::{self, DueTopic, RefusedEndpoint};
 use diesel_outbox::{DatabaseError, OutboxName, ProblemKind, Relay, RelayHandle, Stats};
 use indicatif::{ProgressBar, ProgressStyle};
 use secrecy::SecretString;
@@ -37,7 +37,7 @@ pub(crate) struct Options {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0, no sendable message is due any more, or --max-messages is reached; \
-1, sends failed and no message was delivered, or these settings refuse a registered destination of due messages, or another relay is active (OUTBOX_SINGLE_ACTIVE), or drain \
+1, sends failed and no message was delivered, or these settings refuse an endpoint of due messages, or another relay is active (OUTBOX_SINGLE_ACTIVE), or drain \
 was interrupted or failed; 2, bad settings or usage. If at least one message was delivered, failed sends are not an error: \
 \"failed\" counts them.";
 
@@ -171,8 +171,8 @@ struct Left {
     /// Due messages without a route, paused, behind another message of their key, or beyond `--max-messages`.
     due: Vec<DueTopic>,
     pauses: Vec<Pause>,
-    /// The registered destinations that the settings of a running relay refuse, and that no other relay serves.
-    refused: Vec<RefusedDestination>,
+    /// The endpoints that the settings of a running relay refuse, and that no other relay serves.
+    refused: Vec<RefusedEndpoint>,
 }
 
 impl Left {
@@ -192,22 +192,22 @@ impl Left {
         })
     }
 
-    /// The refused destination of these due messages.
-    fn refusal(&self, due: &DueTopic) -> Option<&RefusedDestination> {
+    /// The refused endpoint of these due messages.
+    fn refusal(&self, due: &DueTopic) -> Option<&RefusedEndpoint> {
         self.refused.iter().find(|one| one.name == due.destination)
     }
 
-    /// A sentence about the due messages of refused destinations, if there are any.
+    /// A sentence about the due messages of refused endpoints, if there are any.
     fn of_refused(&self) -> Option<String> {
         let refused = self.due.iter().filter(|due| self.refusal(due).is_some());
         let refused: Vec<&DueTopic> = refused.collect();
-        let RefusedDestination { name, why, .. } = self.refusal(refused.first()?)?;
+        let RefusedEndpoint { name, why, .. } = self.refusal(refused.first()?)?;
         let count: u64 = refused.iter().map(|due| due.count).sum();
         let destinations: HashSet<&str> =
             refused.iter().map(|due| due.destination.as_str()).collect();
         let destinations = destinations.len();
         Some(format!(
-            "{count} due messages for {destinations} registered destinations were not sent, because these settings refuse the destinations, for example {name} ({why}): the messages wait for a relay that serves them"
+            "{count} due messages for {destinations} endpoints were not sent, because these settings refuse them, for example {name} ({why}): the messages wait for a relay that serves them"
         ))
     }
 }

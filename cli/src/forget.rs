@@ -19,7 +19,7 @@ use crate::{output, signals};
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Stop enqueueing for the tenant first. The command deletes the tenant's live messages, dead letters, \
-    history of attempts and registered destinations. The ledger keeps sequence, message id, topic, status, reason code, \
+    history of attempts and endpoints. The ledger keeps sequence, message id, topic, status, reason code, \
     HTTP status, attempts and times. It blanks idempotency keys: the same key enqueued again is a new message. \
     Messages without a tenant, logs, metrics and backups stay as they are. Run the command as the owner of the outbox."
 )]
@@ -82,7 +82,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             "dead_letters": done.dead_letters,
             "attempts": done.attempts,
             "ledger_entries": done.ledger_entries,
-            "destinations": done.destinations,
+            "endpoints": done.endpoints,
             "left": done.left,
         }))?;
     } else {
@@ -93,7 +93,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     }
     if done.left > 0 {
         bail!(
-            "still in flight: {} of the tenant, so they and the registered destinations remain: run the same command again",
+            "still in flight: {} of the tenant, so they and the endpoints remain: run the same command again",
             output::messages(done.left)
         );
     }
@@ -106,7 +106,7 @@ fn sentence(done: &Forgotten) -> String {
         output::messages(done.messages),
         output::dead_letters(done.dead_letters),
         output::counted(done.attempts, "attempt", "attempts"),
-        output::counted(done.destinations, "destination", "destinations"),
+        output::counted(done.endpoints, "endpoint", "endpoints"),
         output::counted(done.ledger_entries, "ledger entry", "ledger entries"),
     )
 }

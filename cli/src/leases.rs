@@ -41,16 +41,16 @@ pub(crate) fn as_json(row: &LeaseRow) -> Value {
         "stands_by": row.stands_by,
         "enabled": row.enabled,
         "destinations": row.destinations,
-        "registered": row.registered,
+        "endpoints": row.endpoints,
     })
 }
 
 fn destinations(row: &LeaseRow) -> String {
     let names = output::names(&row.destinations);
-    match (row.registered, names.is_empty()) {
+    match (row.endpoints, names.is_empty()) {
         (false, _) => names,
-        (true, true) => "registered ones".to_owned(),
-        (true, false) => format!("{names}, registered ones"),
+        (true, true) => "endpoints".to_owned(),
+        (true, false) => format!("{names}, endpoints"),
     }
 }
 

@@ -12,8 +12,8 @@ mod connection;
 mod databases;
 mod dead;
 mod descriptors;
-mod destination;
 mod drain;
+mod endpoint;
 pub mod exit;
 mod forget;
 mod keys;
@@ -68,7 +68,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Replay(options) => replay::run(&options, settings),
         Command::Forget(options) => forget::run(&options, settings),
         Command::Pause(action) => pause::run(&action, settings),
-        Command::Destination(action) => destination::run(&action, settings),
+        Command::Endpoint(action) => endpoint::run(&action, settings),
         Command::Resume(action) => resume::run(&action, settings),
         Command::Secret(action) => secret::run(&action, settings),
         Command::Listen(options) => listen::run(options, settings),

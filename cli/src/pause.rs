@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use diesel::PgConnection;
 use diesel_outbox::admin::{self, Pausable};
 use diesel_outbox::config::Config;
-use diesel_outbox::destinations::{DestinationFilter, Hand};
+use diesel_outbox::endpoints::{EndpointFilter, Hand};
 use diesel_outbox::program::{self, Act, parse_duration};
 use diesel_outbox::{ConfigError, Outbox};
 use diesel_outbox_pages::pause::{OPERATOR, check_reason, of};
@@ -39,7 +39,7 @@ pub(crate) enum Action {
         #[command(flatten)]
         how: How,
     },
-    /// Stop sending to all registered destinations of a tenant, on all relays within 1 s
+    /// Stop sending to all endpoints of a tenant, on all relays within 1 s
     Tenant {
         /// UUID of the tenant
         tenant: Uuid,
@@ -71,8 +71,8 @@ pub(crate) struct How {
 
 /// The time limit of a statement.
 const LONGEST: Duration = Duration::from_secs(30);
-/// How many registered destinations an error can name.
-const SOME_REGISTERED: usize = 10;
+/// How many endpoints an error can name.
+const SOME_ENDPOINTS: usize = 10;
 pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     match action {
@@ -131,18 +131,18 @@ fn check_name(conn: &mut PgConnection, config: &Config, name: &str, force: bool)
         return Err(ConfigError::new("pause destination", "the name is empty").into());
     }
     let outbox = Outbox::from(config.table.clone());
-    let registered = outbox.destinations();
+    let endpoints = outbox.endpoints();
     let destinations = program::all_destinations(config).into_iter();
     let mut known: BTreeSet<String> = destinations.map(|one| one.name).collect();
     let leases = program::leases(conn, &config.table)?.into_iter();
     // Also of one whose heartbeat has stopped: that is when one pauses.
     let valid = leases.filter(|lease| lease.seconds_left > 0.0);
     known.extend(valid.flat_map(|lease| lease.destinations));
-    let is_known = known.contains(name) || registered.get(conn, name)?.is_some();
+    let is_known = known.contains(name) || endpoints.get(conn, name)?.is_some();
     if is_known || is_named(conn, config, Pausable::Destination, name)? {
         return Ok(());
     }
-    let some = registered.list(conn, &DestinationFilter::default(), SOME_REGISTERED)?;
+    let some = endpoints.list(conn, &EndpointFilter::default(), SOME_ENDPOINTS)?;
     known.extend(some.into_iter().map(|one| one.name));
     if known.is_empty() {
         warn_of_unknown(Pausable::Destination, name);
@@ -153,7 +153,7 @@ fn check_name(conn: &mut PgConnection, config: &Config, name: &str, force: bool)
     }
     let known: Vec<String> = known.into_iter().collect();
     let problem = format!(
-        "no destination {name:?} is in these settings, registered, or served by a running relay: check the spelling, or give --force; existing ones include {}",
+        "no destination {name:?} is in these settings, is an endpoint, or is served by a running relay: check the spelling, or give --force; existing ones include {}",
         output::names(&known)
     );
     Err(ConfigError::new("pause destination", problem).into())

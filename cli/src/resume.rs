@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use diesel_outbox::Outbox;
 use diesel_outbox::admin::{self, Pausable};
-use diesel_outbox::destinations::DestinationState;
+use diesel_outbox::endpoints::EndpointState;
 use diesel_outbox::program::{self, Act};
 use diesel_outbox_pages::pause::{find, state_in_words};
 use serde_json::json;
@@ -30,7 +30,7 @@ pub(crate) enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Resume all registered destinations of a tenant; pauses of one of them stay
+    /// Resume all endpoints of a tenant; pauses of one of them stay
     Tenant {
         /// UUID of the tenant
         tenant: Uuid,
@@ -83,7 +83,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let row = match kind {
         Pausable::Destination => {
             let outbox = Outbox::from(config.table.clone());
-            outbox.destinations().get(&mut conn, name)?
+            outbox.endpoints().get(&mut conn, name)?
         }
         _ => None,
     };
@@ -119,7 +119,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         (None, None, Some(row))
             if matches!(
                 row.state,
-                DestinationState::Disabled | DestinationState::Unverified
+                EndpointState::Disabled | EndpointState::Unverified
             ) =>
         {
             format!(

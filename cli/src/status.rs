@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, DestinationCounts, LaneDepth, Pause};
+use diesel_outbox::admin::{self, EndpointCounts, LaneDepth, Pause};
 use diesel_outbox::config::Config;
 use diesel_outbox::program::{self, Overview};
 use diesel_outbox::{DatabaseError, Status};
@@ -121,12 +121,12 @@ fn as_json(seen: &Snapshot) -> Value {
             "oldest_due_seconds": lane.oldest_due_seconds,
             "estimated": lane.is_estimate,
         })).collect::<Vec<_>>(),
-        "registered_destinations": {
-            "working": overview.depths.destinations.working,
-            "unverified": overview.depths.destinations.unverified,
-            "paused": overview.depths.destinations.paused,
-            "failing": overview.depths.destinations.failing,
-            "disabled": overview.depths.destinations.disabled,
+        "endpoints": {
+            "working": overview.depths.endpoints.working,
+            "unverified": overview.depths.endpoints.unverified,
+            "paused": overview.depths.endpoints.paused,
+            "failing": overview.depths.endpoints.failing,
+            "disabled": overview.depths.endpoints.disabled,
         },
         "troubles": overview.troubles.iter().map(|row| json!({
             "status": row.status,
@@ -172,16 +172,16 @@ fn text(seen: &Snapshot) -> String {
 fn rest(seen: &Snapshot) -> Vec<String> {
     let overview = &seen.overview;
     let mut parts = Vec::new();
-    let DestinationCounts {
+    let EndpointCounts {
         unverified,
         paused,
         failing,
         disabled,
         ..
-    } = overview.depths.destinations;
+    } = overview.depths.endpoints;
     if unverified + paused + failing + disabled > 0 {
         parts.push(format!(
-            "registered destinations: {failing} failing, {paused} paused, {disabled} disabled, {unverified} unverified"
+            "endpoints: {failing} failing, {paused} paused, {disabled} disabled, {unverified} unverified"
         ));
     }
     if !overview.troubles.is_empty() {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use diesel_outbox::config::Config;
-use diesel_outbox::destinations::{DestinationError, TestAnswer};
+use diesel_outbox::endpoints::{EndpointError, TestAnswer};
 use diesel_outbox::program::{Connection, Forward, MessageRecord, Tail, TailFilter};
 use diesel_outbox::{ConfigError, DatabaseError, Outbox, ReasonCode, Status, admin};
 use serde_json::{Value, json};
@@ -73,7 +73,7 @@ fn follow(
 ) -> Result<()> {
     let outbox = Outbox::new(&config.table.to_string())?;
     let mut forward = forward_to
-        .map(|url| Forward::new(outbox.destinations(), config, url))
+        .map(|url| Forward::new(outbox.endpoints(), config, url))
         .transpose()?;
     let mut first = open(config)?;
     first.run(|conn| admin::check_schema(conn, &config.table))?;
@@ -88,7 +88,7 @@ fn follow(
                 Some(forward) if row.status == Status::Delivered => loop {
                     let sent = connected(&mut conn, config).and_then(|conn| {
                         conn.run(|conn| match forward.send(conn, row) {
-                            Err(DestinationError::Database(error)) => Err(error.into()),
+                            Err(EndpointError::Database(error)) => Err(error.into()),
                             sent => Ok(sent),
                         })
                     });
@@ -141,7 +141,7 @@ fn lost(conn: &mut Option<Connection>, error: &DatabaseError) {
     eprintln!("{}", output::shown(&text));
 }
 
-fn forwarded(sent: Result<Option<TestAnswer>, DestinationError>) -> Forwarded {
+fn forwarded(sent: Result<Option<TestAnswer>, EndpointError>) -> Forwarded {
     match sent {
         Ok(Some(answer)) => Forwarded::Sent(Box::new(answer)),
         Ok(None) => Forwarded::NoPayload,

@@ -136,7 +136,7 @@ fn carry_out(
     })
 }
 
-/// `3 waiting messages of invoice.paid would go on as soon as a relay sends to registered destinations: 2 end as no_subscriber, unsent; 1 goes to registered destinations.`
+/// `3 waiting messages of invoice.paid would go on as soon as a relay sends to endpoints: 2 end as no_subscriber, unsent; 1 goes to endpoints.`
 fn becomes(freed: &Freed) -> String {
     let waiting = output::counted(
         u64::try_from(freed.messages).unwrap_or(0),
@@ -153,13 +153,9 @@ fn becomes(freed: &Freed) -> String {
         "ends as no_subscriber",
         "end as no_subscriber",
     );
-    let sent = ends(
-        sent,
-        "goes to registered destinations",
-        "go to registered destinations",
-    );
+    let sent = ends(sent, "goes to endpoints", "go to endpoints");
     format!(
-        "{waiting} of {} would go on as soon as a relay sends to registered destinations: {unsent}, unsent; {sent}, if their filters match.",
+        "{waiting} of {} would go on as soon as a relay sends to endpoints: {unsent}, unsent; {sent}, if their filters match.",
         output::names(&freed.topics)
     )
 }

@@ -127,7 +127,7 @@ enum Scenario {
     Ordered(ordered::Options),
     /// Measure the effect of a failing destination on the others (20 s, 200 MB)
     Failing(failing::Options),
-    /// Measure cost, fairness and isolation of many registered destinations (7 min, 2 GB)
+    /// Measure cost, fairness and isolation of many endpoints (7 min, 2 GB)
     ///
     /// Compares their rate with one configured destination, for tenants of very different sizes. Then measures how
     /// fairly destinations with a backlog are served, and the latency at a steady rate: alone, alongside destinations

@@ -3,12 +3,12 @@
 -- refuses a message that no relay can send.
 DROP FUNCTION outbox_drop(text);
 DROP FUNCTION outbox_create(text);
-DROP FUNCTION outbox_destination_limit(text, integer);
+DROP FUNCTION outbox_endpoint_limit(text, integer);
 DROP FUNCTION outbox_wake() CASCADE;
 DROP FUNCTION outbox_refuse() CASCADE;
-DROP FUNCTION outbox_destination_changes() CASCADE;
-DROP FUNCTION outbox_destination_wake() CASCADE;
-DROP FUNCTION outbox_destination_gone() CASCADE;
-DROP FUNCTION outbox_destination_most() CASCADE;
+DROP FUNCTION outbox_endpoint_changes() CASCADE;
+DROP FUNCTION outbox_endpoint_wake() CASCADE;
+DROP FUNCTION outbox_endpoint_gone() CASCADE;
+DROP FUNCTION outbox_endpoint_most() CASCADE;
 DROP FUNCTION outbox_message_id() CASCADE;
 DROP FUNCTION outbox_name_parts(text);

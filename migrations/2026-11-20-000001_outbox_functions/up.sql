@@ -56,18 +56,18 @@ BEGIN
 END
 $function$;
 
--- Before each UPDATE of a registered destination, by any role: relays find changed rows by updated_at. The name stays:
+-- Before each UPDATE of an endpoint, by any role: relays find changed rows by updated_at. The name stays:
 -- waiting messages name the destination, and its secret may be encrypted for this name. With another tenant, the row is
 -- another registration. A destination with another URL, or that is enabled again, has not failed yet: what its receiver has
 -- asked for, and an open breaker, do not count any more. One with another URL or verification is not verified. Nobody has
 -- disabled an enabled destination.
-CREATE FUNCTION outbox_destination_changes() RETURNS trigger
+CREATE FUNCTION outbox_endpoint_changes() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
     others record;
 BEGIN
     IF NEW.name <> OLD.name THEN
-        RAISE EXCEPTION 'a registered destination cannot be renamed: insert a new row and delete the old row'
+        RAISE EXCEPTION 'an endpoint cannot be renamed: insert a new row and delete the old row'
             USING ERRCODE = 'feature_not_supported';
     END IF;
     NEW.id := OLD.id;
@@ -78,7 +78,7 @@ BEGIN
     IF NEW.url <> OLD.url OR NEW.enabled > OLD.enabled THEN
         NEW.failing_since := NULL;
         EXECUTE format('DELETE FROM %I.%I WHERE kind = ''destination'' AND name = $1 AND paused_by IN (''relay'', ''receiver'')',
-                TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -12) || '_pause')
+                TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -9) || '_pause')
             USING NEW.name;
     END IF;
     IF NEW.enabled THEN
@@ -113,12 +113,12 @@ BEGIN
 END
 $function$;
 
--- After each change of registered destinations: wakes sleeping relays, as outbox_wake() does. The table has the name
--- of the outbox followed by '_destination'.
-CREATE FUNCTION outbox_destination_wake() RETURNS trigger
+-- After each change of endpoints: wakes sleeping relays, as outbox_wake() does. The table has the name
+-- of the outbox followed by '_endpoint'.
+CREATE FUNCTION outbox_endpoint_wake() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
-    outbox oid := to_regclass(format('%I.%I', TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -12)));
+    outbox oid := to_regclass(format('%I.%I', TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -9)));
 BEGIN
     IF outbox IS NOT NULL AND NOT pg_try_advisory_xact_lock_shared(outbox::bigint::bit(32)::integer, 1) THEN
         PERFORM pg_notify('outbox_' || outbox::text, '');
@@ -127,17 +127,17 @@ BEGIN
 END
 $function$;
 
--- After registered destinations are deleted, and before all are (TRUNCATE): records the removal beside the pauses, so
+-- After endpoints are deleted, and before all are (TRUNCATE): records the removal beside the pauses, so
 -- that relays end the waiting messages, even if no relay runs now. A destination that is inserted again deletes
 -- this record. Pauses of the name stay, except those of its owner: a relay may have configured a destination of this name.
 --
--- After registered destinations are inserted, changed or deleted: records which. Relays read these rows, instead of all
+-- After endpoints are inserted, changed or deleted: records which. Relays read these rows, instead of all
 -- destinations; each claim looks for new ones, so that a relay that has not read a new destination does so before it
 -- decides where the claimed messages go.
-CREATE FUNCTION outbox_destination_gone() RETURNS trigger
+CREATE FUNCTION outbox_endpoint_gone() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
-    pauses text := format('%I.%I', TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -12) || '_pause');
+    pauses text := format('%I.%I', TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -9) || '_pause');
     changed text := CASE TG_OP WHEN 'TRUNCATE' THEN format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME) ELSE 'rows' END;
 BEGIN
     IF TG_OP IN ('DELETE', 'TRUNCATE') THEN
@@ -151,15 +151,15 @@ BEGIN
             pauses);
     END IF;
     EXECUTE format('INSERT INTO %I.%I (name, is_new) SELECT name, %L FROM %s',
-        TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -12) || '_registration', TG_OP = 'INSERT', changed);
+        TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -9) || '_registration', TG_OP = 'INSERT', changed);
     RETURN NULL;
 END
 $function$;
 
--- After registered destinations are inserted or get a tenant: limits the destinations of each tenant to the argument of
+-- After endpoints are inserted or get a tenant: limits the destinations of each tenant to the argument of
 -- the trigger, for every role. Destinations without a tenant belong to the application and have no limit. Concurrent
 -- transactions do not see each other's rows, and may exceed the limit together.
-CREATE FUNCTION outbox_destination_most() RETURNS trigger
+CREATE FUNCTION outbox_endpoint_most() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
     most bigint := TG_ARGV[0];
@@ -174,9 +174,9 @@ BEGIN
         WHERE (SELECT count(*) FROM (SELECT FROM %I.%I d WHERE d.tenant_id = g.tenant_id LIMIT $1 + 1) of_tenant) > $1 LIMIT 1',
         gained, TG_TABLE_SCHEMA, TG_TABLE_NAME) INTO tenant USING most;
     IF tenant IS NOT NULL THEN
-        RAISE EXCEPTION 'the tenant % would have more than % registered destinations', tenant, most
-            USING ERRCODE = 'check_violation', CONSTRAINT = 'outbox_destinations_of_a_tenant', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
-                HINT = format('SELECT outbox_destination_limit(%L, 5000) raises the limit', format('%s.%s', TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -12)));
+        RAISE EXCEPTION 'the tenant % would have more than % endpoints', tenant, most
+            USING ERRCODE = 'check_violation', CONSTRAINT = 'outbox_endpoints_of_a_tenant', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
+                HINT = format('SELECT outbox_endpoint_limit(%L, 5000) raises the limit', format('%s.%s', TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -9)));
     END IF;
     RETURN NULL;
 END
@@ -204,10 +204,10 @@ DECLARE
     t pg_catalog.text := parts[2];
     wake pg_catalog.regproc := pg_catalog.to_regproc('outbox_wake');
     message_id pg_catalog.regproc := pg_catalog.to_regproc('outbox_message_id');
-    changes pg_catalog.regproc := pg_catalog.to_regproc('outbox_destination_changes');
-    changed pg_catalog.regproc := pg_catalog.to_regproc('outbox_destination_wake');
-    gone pg_catalog.regproc := pg_catalog.to_regproc('outbox_destination_gone');
-    most pg_catalog.regproc := pg_catalog.to_regproc('outbox_destination_most');
+    changes pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_changes');
+    changed pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_wake');
+    gone pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_gone');
+    most pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_most');
     refuse pg_catalog.regproc := pg_catalog.to_regproc('outbox_refuse');
     rule pg_catalog.text;
     condition pg_catalog.text;
@@ -234,7 +234,7 @@ BEGIN
     -- A key is stored only if the caller gave one, and a digest only if there is a key: random keys in an index bloat
     -- a table with age.
     --
-    -- registration: the registered destination that the message is addressed to. A name that is registered again is
+    -- registration: the endpoint that the message is addressed to. A name that is registered again is
     -- another destination. Null: by its name alone, because no row had the name, or by its topic.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
@@ -529,7 +529,7 @@ BEGIN
     -- lowest id is active, and the others stand by. ended: a relay has seen that the lease expired; the lease never
     -- returns.
     -- serves: the topics and destinations whose messages the relay takes; null: the relay takes none.
-    -- refuses: the registered destinations that the relay does not serve because of its own settings, by reason; null:
+    -- refuses: the endpoints that the relay does not serve because of its own settings, by reason; null:
     -- none.
     -- takeover_after: a session of the relay holds the advisory lock of the id. A relay that gets this lock may end the
     -- lease after this time; null: the lease ends only by time.
@@ -559,10 +559,10 @@ BEGIN
         s, t || '_lock', t || '_lock_pkey');
 
     -- Paused destinations, topics and tenants: why, and until when (null: until resumed). paused_by: whose pause it is. Each hand has
-    -- a row of its own, so that nobody ends the pause of another: the owner of a registered destination, an operator, the
+    -- a row of its own, so that nobody ends the pause of another: the owner of an endpoint, an operator, the
     -- relays (the circuit breaker), or the receiver (its responses). openings: how often in a row a circuit breaker has
     -- opened. lasts: the time from the writing of paused_until to the end; if the server's clock goes back after it was
-    -- written, the pause still ends no later than this from now. Also registered destinations that were removed, and that
+    -- written, the pause still ends no later than this from now. Also endpoints that were removed, and that
     -- waiting messages may name.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
@@ -619,13 +619,13 @@ BEGIN
             CONSTRAINT %3$I PRIMARY KEY (caller, key)
         )$sql$, s, t || '_request', t || '_request_pkey');
 
-    -- Registered destinations: webhooks of an application's customers. Plain SQL may write the rows; relays use a
+    -- Endpoints: webhooks of an application's customers. Plain SQL may write the rows; relays use a
     -- change within a second. mode, headers, concurrency, rate and timeout are as in outbox.toml; null: the default. policy
     -- has the other options of a destination: {"max_attempts": 5, "backoff": "5s,1m,1h", "classes": {"404": "dead"}}.
     -- secret: one or several secrets, newest first; older secrets sign until old_secrets_until. auth: authentication that
     -- the receiver asks for, JSON as in outbox.toml; plain or, like secret, encrypted. failing_since: the first
     -- failed send since the last successful one, and failing_reason its reason. failing: none has succeeded for ten minutes,
-    -- which the event outbox.destination.failing tells. id: tells this registration from others of the same name.
+    -- which the event outbox.endpoint.failing tells. id: tells this registration from others of the same name.
     -- created_at: when the registering transaction began; messages of transactions that began earlier do not go there.
     -- verification: how the endpoint shows that it wants the messages, before the first is sent: challenge or cloudevents;
     -- until verified_at, messages wait or, with ':skip', do not go there. verification_due: the next try. disabled_by: who
@@ -665,38 +665,38 @@ BEGIN
             disabled_by       text,
             set_by            json,
             CONSTRAINT %3$I PRIMARY KEY (name),
-            CONSTRAINT outbox_destination_disabled_by_is_known CHECK (disabled_by IN ('owner', 'operator', 'relay', 'receiver')),
-            CONSTRAINT outbox_destination_set_by_is_an_object CHECK (json_typeof(set_by) = 'object'),
-            CONSTRAINT outbox_destination_verification_is_known CHECK (
+            CONSTRAINT outbox_endpoint_disabled_by_is_known CHECK (disabled_by IN ('owner', 'operator', 'relay', 'receiver')),
+            CONSTRAINT outbox_endpoint_set_by_is_an_object CHECK (json_typeof(set_by) = 'object'),
+            CONSTRAINT outbox_endpoint_verification_is_known CHECK (
                 verification IN ('none', 'challenge', 'challenge:skip', 'cloudevents', 'cloudevents:skip')),
-            CONSTRAINT outbox_destination_fails_since_a_time CHECK (NOT failing OR failing_since IS NOT NULL),
-            CONSTRAINT outbox_destination_times_are_of_a_clock CHECK (
+            CONSTRAINT outbox_endpoint_fails_since_a_time CHECK (NOT failing OR failing_since IS NOT NULL),
+            CONSTRAINT outbox_endpoint_times_are_of_a_clock CHECK (
                 updated_at >= '1970-01-01 00:00:00+00' AND updated_at < '9999-12-31 00:00:00+00' AND isfinite(failing_since)),
             -- The registration of messages for a configured destination.
-            CONSTRAINT outbox_destination_id_is_not_zero CHECK (id <> '00000000-0000-0000-0000-000000000000'),
-            CONSTRAINT outbox_destination_name_is_1_to_255_bytes_without_spaces CHECK (name <> '' AND octet_length(name) <= 255 AND name !~ '[[:space:][:cntrl:]]'),
-            CONSTRAINT outbox_destination_url_is_http_or_https CHECK (url ~* '^https?://.' AND octet_length(url) <= 2048),
-            CONSTRAINT outbox_destination_topics_are_1_to_100_patterns CHECK (
+            CONSTRAINT outbox_endpoint_id_is_not_zero CHECK (id <> '00000000-0000-0000-0000-000000000000'),
+            CONSTRAINT outbox_endpoint_name_is_1_to_255_bytes_without_spaces CHECK (name <> '' AND octet_length(name) <= 255 AND name !~ '[[:space:][:cntrl:]]'),
+            CONSTRAINT outbox_endpoint_url_is_http_or_https CHECK (url ~* '^https?://.' AND octet_length(url) <= 2048),
+            CONSTRAINT outbox_endpoint_topics_are_1_to_100_patterns CHECK (
                 cardinality(topics) >= 1 AND cardinality(topics) <= 100 AND array_position(topics, NULL) IS NULL AND array_position(topics, '') IS NULL
                 AND octet_length(topics::text) <= 32768),
-            CONSTRAINT outbox_destination_filter_is_an_object CHECK (json_typeof(filter) = 'object'),
-            CONSTRAINT outbox_destination_filter_is_at_most_4_kib CHECK (octet_length(filter::text) <= 4096),
-            CONSTRAINT outbox_destination_secret_is_at_most_4_kib CHECK (octet_length(secret) <= 4096),
-            CONSTRAINT outbox_destination_auth_is_at_most_16_kib CHECK (octet_length(auth) <= 16384),
-            CONSTRAINT outbox_destination_headers_are_an_object CHECK (json_typeof(headers) = 'object'),
-            CONSTRAINT outbox_destination_headers_are_at_most_8_kib CHECK (octet_length(headers::text) <= 8192),
-            CONSTRAINT outbox_destination_mode_is_known CHECK (mode IN ('binary', 'structured', 'batched')),
-            CONSTRAINT outbox_destination_concurrency_is_1_to_64 CHECK (concurrency BETWEEN 1 AND 64),
-            CONSTRAINT outbox_destination_timeout_is_1_ms_to_5_min CHECK (timeout BETWEEN interval '1 ms' AND interval '5 min'),
-            CONSTRAINT outbox_destination_policy_is_an_object CHECK (json_typeof(policy) = 'object'),
-            CONSTRAINT outbox_destination_policy_is_at_most_4_kib CHECK (octet_length(policy::text) <= 4096),
-            CONSTRAINT outbox_destination_description_is_at_most_1_kib CHECK (octet_length(description) <= 1024),
-            CONSTRAINT outbox_destination_disabled_reason_is_at_most_1_kib CHECK (octet_length(disabled_reason) <= 1024)
-        )$sql$, s, t || '_destination', t || '_dest_pkey');
+            CONSTRAINT outbox_endpoint_filter_is_an_object CHECK (json_typeof(filter) = 'object'),
+            CONSTRAINT outbox_endpoint_filter_is_at_most_4_kib CHECK (octet_length(filter::text) <= 4096),
+            CONSTRAINT outbox_endpoint_secret_is_at_most_4_kib CHECK (octet_length(secret) <= 4096),
+            CONSTRAINT outbox_endpoint_auth_is_at_most_16_kib CHECK (octet_length(auth) <= 16384),
+            CONSTRAINT outbox_endpoint_headers_are_an_object CHECK (json_typeof(headers) = 'object'),
+            CONSTRAINT outbox_endpoint_headers_are_at_most_8_kib CHECK (octet_length(headers::text) <= 8192),
+            CONSTRAINT outbox_endpoint_mode_is_known CHECK (mode IN ('binary', 'structured', 'batched')),
+            CONSTRAINT outbox_endpoint_concurrency_is_1_to_64 CHECK (concurrency BETWEEN 1 AND 64),
+            CONSTRAINT outbox_endpoint_timeout_is_1_ms_to_5_min CHECK (timeout BETWEEN interval '1 ms' AND interval '5 min'),
+            CONSTRAINT outbox_endpoint_policy_is_an_object CHECK (json_typeof(policy) = 'object'),
+            CONSTRAINT outbox_endpoint_policy_is_at_most_4_kib CHECK (octet_length(policy::text) <= 4096),
+            CONSTRAINT outbox_endpoint_description_is_at_most_1_kib CHECK (octet_length(description) <= 1024),
+            CONSTRAINT outbox_endpoint_disabled_reason_is_at_most_1_kib CHECK (octet_length(disabled_reason) <= 1024)
+        )$sql$, s, t || '_endpoint', t || '_endpoint_pkey');
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (tenant_id, name)',
-        s, t || '_destination', t || '_dest_tenant');
+        s, t || '_endpoint', t || '_endpoint_tenant');
 
-    -- The state of a registered destination, as the commands and pages show it; null: there is none.
+    -- The state of an endpoint, as the commands and pages show it; null: there is none.
     EXECUTE format($sql$
         CREATE FUNCTION %1$I.%2$I(name text) RETURNS text
         LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $body$
@@ -709,9 +709,9 @@ BEGIN
                 WHEN d.failing THEN 'failing'
                 ELSE 'active' END
               FROM %1$I.%3$I d WHERE d.name = $1
-        $body$$sql$, s, t || '_destination_state', t || '_destination', t || '_pause');
+        $body$$sql$, s, t || '_endpoint_state', t || '_endpoint', t || '_pause');
 
-    -- One row for each change of a registered destination lately: the transaction, and whether it has registered it. Relays
+    -- One row for each change of an endpoint lately: the transaction, and whether it has registered it. Relays
     -- delete the rows after a minute. No primary key: a transaction may change a row more than once.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
@@ -722,31 +722,31 @@ BEGIN
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (xid)',
         s, t || '_registration', t || '_reg_xid');
     EXECUTE format('CREATE INDEX %3$I ON %1$I.%2$I (old_secrets_until) WHERE old_secrets_until IS NOT NULL',
-        s, t || '_destination', t || '_dest_secrets');
-    EXECUTE format('CREATE TRIGGER outbox_destination_changes BEFORE UPDATE ON %1$I.%2$I FOR EACH ROW EXECUTE FUNCTION %3$s()',
-        s, t || '_destination', changes);
-    EXECUTE format('CREATE TRIGGER outbox_destination_wake AFTER INSERT OR UPDATE OR DELETE ON %1$I.%2$I FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
-        s, t || '_destination', changed);
-    EXECUTE format('CREATE TRIGGER outbox_destination_gone AFTER DELETE ON %1$I.%2$I REFERENCING OLD TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
-        s, t || '_destination', gone);
-    EXECUTE format('CREATE TRIGGER outbox_destination_emptied BEFORE TRUNCATE ON %1$I.%2$I FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
-        s, t || '_destination', gone);
-    EXECUTE format('CREATE TRIGGER outbox_destination_there AFTER INSERT ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
-        s, t || '_destination', gone);
-    EXECUTE format('CREATE TRIGGER outbox_destination_changed AFTER UPDATE ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
-        s, t || '_destination', gone);
+        s, t || '_endpoint', t || '_endpoint_secrets');
+    EXECUTE format('CREATE TRIGGER outbox_endpoint_changes BEFORE UPDATE ON %1$I.%2$I FOR EACH ROW EXECUTE FUNCTION %3$s()',
+        s, t || '_endpoint', changes);
+    EXECUTE format('CREATE TRIGGER outbox_endpoint_wake AFTER INSERT OR UPDATE OR DELETE ON %1$I.%2$I FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
+        s, t || '_endpoint', changed);
+    EXECUTE format('CREATE TRIGGER outbox_endpoint_gone AFTER DELETE ON %1$I.%2$I REFERENCING OLD TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
+        s, t || '_endpoint', gone);
+    EXECUTE format('CREATE TRIGGER outbox_endpoint_emptied BEFORE TRUNCATE ON %1$I.%2$I FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
+        s, t || '_endpoint', gone);
+    EXECUTE format('CREATE TRIGGER outbox_endpoint_there AFTER INSERT ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
+        s, t || '_endpoint', gone);
+    EXECUTE format('CREATE TRIGGER outbox_endpoint_changed AFTER UPDATE ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
+        s, t || '_endpoint', gone);
     -- Also for sessions with session_replication_role = replica: relays would not see the change otherwise.
     FOREACH rule IN ARRAY ARRAY['changes', 'wake', 'gone', 'emptied', 'there', 'changed'] LOOP
-        EXECUTE format('ALTER TABLE %I.%I ENABLE ALWAYS TRIGGER %I', s, t || '_destination', 'outbox_destination_' || rule);
+        EXECUTE format('ALTER TABLE %I.%I ENABLE ALWAYS TRIGGER %I', s, t || '_endpoint', 'outbox_endpoint_' || rule);
     END LOOP;
-    -- The limit for each tenant; outbox_destination_limit changes the limit.
-    EXECUTE format('CREATE TRIGGER outbox_destination_most AFTER INSERT ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s(1000)',
-        s, t || '_destination', most);
-    EXECUTE format('CREATE TRIGGER outbox_destination_most_moved AFTER UPDATE ON %1$I.%2$I REFERENCING NEW TABLE AS rows OLD TABLE AS rows_before FOR EACH STATEMENT EXECUTE FUNCTION %3$s(1000)',
-        s, t || '_destination', most);
+    -- The limit for each tenant; outbox_endpoint_limit changes the limit.
+    EXECUTE format('CREATE TRIGGER outbox_endpoint_most AFTER INSERT ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s(1000)',
+        s, t || '_endpoint', most);
+    EXECUTE format('CREATE TRIGGER outbox_endpoint_most_moved AFTER UPDATE ON %1$I.%2$I REFERENCING NEW TABLE AS rows OLD TABLE AS rows_before FOR EACH STATEMENT EXECUTE FUNCTION %3$s(1000)',
+        s, t || '_endpoint', most);
 
     -- Addresses a new message to the registration that has the name now. The function runs as its owner, because roles
-    -- that enqueue may not read registered destinations.
+    -- that enqueue may not read endpoints.
     EXECUTE format($sql$
         CREATE FUNCTION %1$I.%2$I() RETURNS trigger
         LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
@@ -754,7 +754,7 @@ BEGIN
             SELECT id INTO NEW.registration FROM %1$I.%3$I WHERE name = NEW.destination;
             RETURN NEW;
         END
-        $body$$sql$, s, t || '_address', t || '_destination');
+        $body$$sql$, s, t || '_address', t || '_endpoint');
     EXECUTE format('REVOKE ALL ON FUNCTION %1$I.%2$I() FROM PUBLIC', s, t || '_address');
     EXECUTE format($sql$
         CREATE TRIGGER outbox_address BEFORE INSERT ON %1$I.%2$I FOR EACH ROW
@@ -802,10 +802,10 @@ DECLARE
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     EXECUTE format('DROP VIEW IF EXISTS %I.%I', s, parts[2] || '_messages');
-    EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(text)', s, parts[2] || '_destination_state');
+    EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(text)', s, parts[2] || '_endpoint_state');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(interval)', s, parts[2] || '_rotate');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(timestamptz, timestamptz, integer)', s, parts[2] || '_blank');
-    FOREACH suffix IN ARRAY ARRAY['_registration', '_destination', '_request', '_audit', '_topic', '_pause', '_lock', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
+    FOREACH suffix IN ARRAY ARRAY['_registration', '_endpoint', '_request', '_audit', '_topic', '_pause', '_lock', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
         EXECUTE format('DROP TABLE IF EXISTS %I.%I', s, parts[2] || suffix);
     END LOOP;
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I()', s, parts[2] || '_address');
@@ -813,28 +813,28 @@ BEGIN
 END
 $function$;
 
--- Sets how many registered destinations each tenant of an outbox may have. Defaults to 1,000. Only the owner of the
+-- Sets how many endpoints each tenant of an outbox may have. Defaults to 1,000. Only the owner of the
 -- table may set the limit: a role that registers destinations cannot.
-CREATE FUNCTION outbox_destination_limit(name text, most integer) RETURNS void
+CREATE FUNCTION outbox_endpoint_limit(name text, most integer) RETURNS void
 LANGUAGE plpgsql STRICT AS $function$
 DECLARE
     path pg_catalog.text := pg_catalog.current_setting('search_path');
     parts pg_catalog.text[] := outbox_name_parts(name);
     s pg_catalog.text := coalesce(parts[1], pg_catalog.current_schema()::pg_catalog.text);
     t pg_catalog.text := parts[2];
-    limits pg_catalog.regproc := pg_catalog.to_regproc('outbox_destination_most');
+    limits pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_most');
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     IF most < 1 THEN
-        RAISE EXCEPTION 'the limit must be 1 registered destination or more, not %', most
+        RAISE EXCEPTION 'the limit must be 1 endpoint or more, not %', most
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    EXECUTE format('DROP TRIGGER IF EXISTS outbox_destination_most ON %I.%I', s, t || '_destination');
-    EXECUTE format('DROP TRIGGER IF EXISTS outbox_destination_most_moved ON %I.%I', s, t || '_destination');
-    EXECUTE format('CREATE TRIGGER outbox_destination_most AFTER INSERT ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s(%4$s)',
-        s, t || '_destination', limits, most);
-    EXECUTE format('CREATE TRIGGER outbox_destination_most_moved AFTER UPDATE ON %1$I.%2$I REFERENCING NEW TABLE AS rows OLD TABLE AS rows_before FOR EACH STATEMENT EXECUTE FUNCTION %3$s(%4$s)',
-        s, t || '_destination', limits, most);
+    EXECUTE format('DROP TRIGGER IF EXISTS outbox_endpoint_most ON %I.%I', s, t || '_endpoint');
+    EXECUTE format('DROP TRIGGER IF EXISTS outbox_endpoint_most_moved ON %I.%I', s, t || '_endpoint');
+    EXECUTE format('CREATE TRIGGER outbox_endpoint_most AFTER INSERT ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s(%4$s)',
+        s, t || '_endpoint', limits, most);
+    EXECUTE format('CREATE TRIGGER outbox_endpoint_most_moved AFTER UPDATE ON %1$I.%2$I REFERENCING NEW TABLE AS rows OLD TABLE AS rows_before FOR EACH STATEMENT EXECUTE FUNCTION %3$s(%4$s)',
+        s, t || '_endpoint', limits, most);
     PERFORM set_config('search_path', path, true);
 END
 $function$;

@@ -47,7 +47,7 @@ pub(crate) struct Glance {
     pub(crate) depths: Depths,
     pub(crate) leases: Vec<LeaseRow>,
     pub(crate) pauses: Vec<Pause>,
-    /// Those of the registered destinations that messages name or that are paused.
+    /// Those of the endpoints that messages name or that are paused.
     pub(crate) labels: Labels,
     /// The first `MOST_KEYS` of them.
     pub(crate) blocked_keys: Vec<BlockedKey>,

@@ -1,4 +1,4 @@
-//! What registered destinations are called. The portal gives them UUIDs as names, which tell a reader nothing.
+//! What endpoints are called. The portal gives them UUIDs as names, which tell a reader nothing.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -8,12 +8,12 @@ use diesel_outbox::{DatabaseError, OutboxName, program};
 /// Names of one page that are looked up.
 const MOST: usize = 1000;
 
-/// The URL and the description of registered destinations, by name.
+/// The URL and the description of endpoints, by name.
 #[derive(Default)]
 pub(crate) struct Labels(pub(crate) HashMap<String, (String, Option<String>)>);
 
 impl Labels {
-    /// Those of the registered destinations among these.
+    /// Those of the endpoints among these.
     pub(crate) fn read<'n>(
         conn: &mut PgConnection,
         outbox: &OutboxName,

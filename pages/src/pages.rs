@@ -8,6 +8,7 @@ mod audit;
 mod bulk;
 pub(crate) mod content;
 mod dead;
+mod endpoints;
 mod keys;
 mod labels;
 pub(crate) mod layout;
@@ -17,7 +18,6 @@ pub(crate) mod mask;
 mod messages;
 mod overview;
 mod pauses;
-mod registered;
 mod relays;
 pub(crate) mod sparkline;
 pub(crate) mod table;
@@ -28,7 +28,7 @@ pub(crate) mod words;
 
 use std::net::IpAddr;
 
-use diesel_outbox::destinations::DestinationError;
+use diesel_outbox::endpoints::EndpointError;
 use http::{Method, StatusCode};
 use maud::{Markup, html};
 
@@ -57,7 +57,7 @@ pub(crate) enum Refusal {
     /// The same for a value of a form.
     Wrong(Wrong),
     /// The same for a destination.
-    Destination(DestinationError),
+    Endpoint(EndpointError),
     /// The database failed.
     Away(anyhow::Error),
 }
@@ -81,7 +81,7 @@ impl Refusal {
             Self::Taken(words) | Self::Invalid(words) | Self::Wrong(Wrong { what: words, .. }) => {
                 bad_request(visit, words)
             }
-            Self::Destination(error) => bad_request(visit, &format!("{error}.")),
+            Self::Endpoint(error) => bad_request(visit, &format!("{error}.")),
             Self::Away(error) => database_away(visit, &format!("{error:#}")),
         }
     }
@@ -185,8 +185,8 @@ pub(super) const PAGES: &[(&str, Answer)] = &[
     ("/", overview::show),
     ("/audit", audit::show),
     ("/dead", dead::show),
-    ("/destinations", registered::show),
-    ("/destinations/edit", registered::edit::show),
+    ("/endpoints", endpoints::show),
+    ("/endpoints/edit", endpoints::edit::show),
     ("/keys", keys::show),
     ("/ledger", ledger::show),
     ("/messages", messages::show),
@@ -219,16 +219,16 @@ pub(super) const ACTS: &[(&str, Answer)] = &[
     ("/message/settle", messages::change::answer),
     ("/messages/retry", bulk::answer),
     ("/messages/cancel", bulk::answer),
-    ("/destination/recover", bulk::answer),
-    ("/destination/backfill", bulk::answer),
-    ("/destination/disable", registered::change::answer),
-    ("/destination/enable", registered::change::answer),
-    ("/destination/put", registered::edit::put),
-    ("/destination/remove", registered::change::answer),
-    ("/destination/rotate", registered::edit::rotate),
-    ("/destination/send-again", registered::change::answer),
-    ("/destination/test", registered::change::tested),
-    ("/destination/verify", registered::edit::verify),
+    ("/endpoint/recover", bulk::answer),
+    ("/endpoint/backfill", bulk::answer),
+    ("/endpoint/disable", endpoints::change::answer),
+    ("/endpoint/enable", endpoints::change::answer),
+    ("/endpoint/put", endpoints::edit::put),
+    ("/endpoint/remove", endpoints::change::answer),
+    ("/endpoint/rotate", endpoints::edit::rotate),
+    ("/endpoint/send-again", endpoints::change::answer),
+    ("/endpoint/test", endpoints::change::tested),
+    ("/endpoint/verify", endpoints::edit::verify),
     ("/pause", pauses::pause),
     ("/resume", pauses::resume),
 ];

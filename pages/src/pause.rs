@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use diesel_outbox::admin::{Pausable, Pause};
 use diesel_outbox::config::{Config, LedgerPayload};
-use diesel_outbox::destinations::{DestinationState, Hand, RegisteredDestination};
+use diesel_outbox::endpoints::{Endpoint, EndpointState, Hand};
 
 /// The default reason.
 pub const OPERATOR: &str = "OPERATOR";
@@ -37,7 +37,7 @@ pub fn find<'a>(pauses: &'a [Pause], kind: Pausable, name: &str) -> Option<&'a P
     of(pauses, kind, name).max_by_key(|pause| (pause.left.is_none(), pause.left))
 }
 
-/// How long the ledger keeps what a disabled destination misses. `None`: it keeps no content.
+/// How long the ledger keeps what a disabled endpoint misses. `None`: it keeps no content.
 pub fn kept_for(config: &Config) -> Option<String> {
     let time = match config.ledger_payload {
         LedgerPayload::WithEntry => config.retention,
@@ -51,7 +51,7 @@ pub fn kept_for(config: &Config) -> Option<String> {
     })
 }
 
-/// What becomes of the messages of a disabled destination, with what the ledger of these settings keeps.
+/// What becomes of the messages of a disabled endpoint, with what the ledger of these settings keeps.
 pub fn while_disabled(config: &Config) -> String {
     let missed = match kept_for(config) {
         Some(time) => format!("can be recovered for {time}"),
@@ -62,12 +62,12 @@ pub fn while_disabled(config: &Config) -> String {
     )
 }
 
-/// What becomes of the messages of a paused destination.
+/// What becomes of the messages of a paused endpoint.
 pub const WHILE_PAUSED: &str =
     "New messages are addressed to the destination, and wait until the pause ends.";
 
-/// The state of a registered destination in words: `paused by its owner until 2026-11-25 10:00:00Z: upgrade`.
-pub fn state_in_words(one: &RegisteredDestination) -> String {
+/// The state of an endpoint in words: `paused by its owner until 2026-11-25 10:00:00Z: upgrade`.
+pub fn state_in_words(one: &Endpoint) -> String {
     let mut words = one.state.as_str().to_owned();
     match (one.state_by, one.state_reason.as_deref()) {
         (Some(Hand::Relay), Some(RESERVED)) => words.push_str(" by its circuit breaker"),
@@ -79,18 +79,18 @@ pub fn state_in_words(one: &RegisteredDestination) -> String {
     }
     let time = |time: SystemTime| humantime::format_rfc3339_seconds(time).to_string();
     match (one.state, one.state_until, one.failing_since) {
-        (DestinationState::Paused, None, _) => words.push_str(" until resumed"),
+        (EndpointState::Paused, None, _) => words.push_str(" until resumed"),
         (_, Some(until), _) => words.push_str(&format!(" until {}", time(until))),
-        (DestinationState::Failing, _, Some(since)) => {
+        (EndpointState::Failing, _, Some(since)) => {
             words.push_str(&format!(" since {}", time(since)));
         }
-        (DestinationState::Active, _, Some(since)) => {
+        (EndpointState::Active, _, Some(since)) => {
             words.push_str(&format!(", no success since {}", time(since)));
         }
         _ => {}
     }
     match one.state_reason.as_deref() {
-        None if one.state == DestinationState::Disabled => words.push_str(": no reason was given"),
+        None if one.state == EndpointState::Disabled => words.push_str(": no reason was given"),
         None | Some(RESERVED) => {}
         Some(reason) => words.push_str(&format!(": {}", in_words(reason))),
     }

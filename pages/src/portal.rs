@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime};
 
 use diesel_outbox::admin;
 use diesel_outbox::config::Config;
-use diesel_outbox::destinations::DestinationError;
+use diesel_outbox::endpoints::EndpointError;
 use http::header::{ALLOW, SET_COOKIE};
 use http::{Method, StatusCode};
 use maud::{Markup, html};
@@ -573,7 +573,7 @@ enum Refusal {
     /// A form would replace another filter than it has shown.
     FilterChanged,
     /// A value that cannot be used, or a limit.
-    Error(DestinationError),
+    Error(EndpointError),
     /// The budget of the tenant is spent.
     TooOften,
     /// The database failed. Only the log says why.
@@ -589,16 +589,14 @@ impl Refusal {
             Self::NotAllowed => (StatusCode::FORBIDDEN, words.not_allowed.into()),
             Self::FormExpired => (StatusCode::FORBIDDEN, words.form_expired.into()),
             Self::Invalid(hint) | Self::Wrong(_, hint) => (INVALID, hint(words).into()),
-            Self::Error(DestinationError::TooMany(_)) => (INVALID, words.too_many.into()),
+            Self::Error(EndpointError::TooMany(_)) => (INVALID, words.too_many.into()),
             Self::FilterChanged => (StatusCode::CONFLICT, words.filter_changed.into()),
-            Self::Error(DestinationError::SetByOperator(_)) => {
+            Self::Error(EndpointError::SetByOperator(_)) => {
                 (StatusCode::CONFLICT, words.set_by_us.into())
             }
-            Self::Error(DestinationError::Refused(_)) => (INVALID, words.url_refused.into()),
-            Self::Error(DestinationError::PayloadNotKept { .. }) => {
-                (INVALID, words.not_kept.into())
-            }
-            Self::Error(DestinationError::Invalid(error)) if error.key().ends_with(".url") => {
+            Self::Error(EndpointError::Refused(_)) => (INVALID, words.url_refused.into()),
+            Self::Error(EndpointError::PayloadNotKept { .. }) => (INVALID, words.not_kept.into()),
+            Self::Error(EndpointError::Invalid(error)) if error.key().ends_with(".url") => {
                 (INVALID, words.invalid_url.into())
             }
             Self::Condition(..) | Self::Error(_) => (INVALID, words.invalid_value.into()),

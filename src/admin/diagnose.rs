@@ -88,7 +88,7 @@ impl Findings {
 ///
 /// The checks cover the schema and its indexes, vacuum and what holds vacuum back, clocks, sequences and
 /// transaction ids, connections, settings of the role, who can create objects in its search path, a pooler,
-/// leases, rows that are kept too long, and disabled registered destinations. A check for which the role lacks
+/// leases, rows that are kept too long, and disabled endpoints. A check for which the role lacks
 /// rights is [`Skipped`](Severity::Skipped), and no error.
 ///
 /// Nothing is changed. To compare the schema, a second outbox is created in a transaction that is rolled back,
@@ -110,7 +110,7 @@ pub fn diagnose(conn: &mut PgConnection, config: &Config) -> Result<Vec<Finding>
         ("leases", health::leases),
         ("ledger", health::ledger),
         ("inbox", health::inbox),
-        ("registered", health::registered),
+        ("endpoints", health::endpoints),
         ("topics", health::topics),
         ("agreement", health::agreement),
         ("clock", server::clock),

@@ -32,8 +32,8 @@ pub struct Forgotten {
     pub attempts: u64,
     /// Ledger entries blanked.
     pub ledger_entries: u64,
-    /// Registered destinations removed.
-    pub destinations: u64,
+    /// Endpoints removed.
+    pub endpoints: u64,
     /// Live messages that remain because relays hold them. Call [`forget`] again to remove them.
     pub left: u64,
 }
@@ -45,13 +45,13 @@ pub struct Forgotten {
 /// | live messages | Removed. The ledger gets an entry for each: `dead`, with the reason `CANCELLED` |
 /// | dead letters, and the history of attempts | Removed |
 /// | the ledger | Blanked. Sequence, message id, topic, status, reason code, HTTP status, attempts and times remain |
-/// | the tenant's registered destinations | Removed, and their names blanked in the ledger and in `outbox_audit` |
+/// | the tenant's endpoints | Removed, and their names blanked in the ledger and in `outbox_audit` |
 /// | requests with an idempotency key | Removed, if the tenant has sent them or their answer names the tenant |
 ///
 /// - **Stop enqueueing for the tenant first.** Idempotency keys are blanked, because they may identify a person:
 ///   the same key enqueued again is a new message.
 /// - `forget` waits up to `patience` for messages that a relay holds. Messages that are not settled in time are
-///   [`left`](Forgotten::left). Then the tenant's registered destinations stay, too, until the next call.
+///   [`left`](Forgotten::left). Then the tenant's endpoints stay, too, until the next call.
 /// - Each transaction changes 1,000 rows. `progress` is called after each transaction, and while `forget` waits for
 ///   messages. `forget` stops when `progress` returns `false`; the next call continues.
 /// - The [`tenant_id`](crate::NewMessage::tenant_id) of a message decides. Messages without a tenant, log lines,
@@ -115,8 +115,7 @@ struct Forgetting<'a> {
 }
 
 impl Forgetting<'_> {
-    /// Live messages come first: a message settled later would write into tables that are done. Registered
-    /// destinations come last: the ledger is blanked by their names.
+    /// Live messages come first: a message settled later would write into tables that are done. Endpoints come last: the ledger is blanked by their names.
     fn run(&mut self, patience: Duration) -> Result<(), DatabaseError> {
         if self.live(patience)?.is_break()
             || self
@@ -143,8 +142,8 @@ impl Forgetting<'_> {
             audit::blank(conn, name, tenant)?;
             requests::forget(conn, name, tenant)
         })?;
-        self.each(store::destinations, store::remove_destinations, |done| {
-            &mut done.destinations
+        self.each(store::endpoints, store::remove_endpoints, |done| {
+            &mut done.endpoints
         })
         .map(drop)
     }

@@ -7,7 +7,7 @@ use crate::name::OutboxName;
 use crate::store::operate::blocked::{self, BlockedKey};
 use crate::store::operate::status::{self, LeaseRow};
 use crate::store::pinned::pinned;
-use crate::store::relay::served::{self, RefusedDestination};
+use crate::store::relay::served::{self, RefusedEndpoint};
 
 /// Ordering keys whose messages wait for a retry, a delayed message or an operator: the keys with the most
 /// messages first, at most `limit`. Fast for any number of waiting messages: of the messages that could hold a
@@ -33,7 +33,7 @@ pub fn leases(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<LeaseRow
     Ok(pinned(conn, name, status::leases)?)
 }
 
-/// The registered destinations that the settings of an active relay refuse: an URL that is not https, a port, an address
+/// The endpoints that the settings of an active relay refuse: an URL that is not https, a port, an address
 /// in the URL that is not public, a secret for which the relay has no key. Their messages wait for a relay that serves
 /// them.
 ///
@@ -42,6 +42,6 @@ pub fn leases(conn: &mut PgConnection, name: &OutboxName) -> Result<Vec<LeaseRow
 pub fn refused_destinations(
     conn: &mut PgConnection,
     name: &OutboxName,
-) -> Result<Vec<RefusedDestination>, DatabaseError> {
+) -> Result<Vec<RefusedEndpoint>, DatabaseError> {
     Ok(pinned(conn, name, served::refused)?)
 }

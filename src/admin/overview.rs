@@ -124,7 +124,7 @@ fn unrouted(lane: &LaneDepth) -> Option<TroubleCount> {
     })
 }
 
-/// Due messages of registered destinations to which nothing is sent.
+/// Due messages of endpoints to which nothing is sent.
 fn stopped(depths: &Depths, reasons: &HashMap<String, WaitReason>) -> Vec<TroubleCount> {
     let lanes = depths.lanes.iter();
     let due = lanes.filter(|lane| lane.oldest_due_seconds.is_some());

@@ -28,7 +28,7 @@ pub struct Pause {
     pub left: Option<Duration>,
 }
 
-/// The destinations and topics that are paused now: by an operator, by the owner of a registered destination, by a receiver's
+/// The destinations and topics that are paused now: by an operator, by the owner of an endpoint, by a receiver's
 /// request, or by a circuit breaker.
 ///
 /// ```
@@ -99,7 +99,7 @@ pub fn pause(
 }
 
 /// Ends the pauses of operators, of the circuit breaker and of the receiver. If there are none, ends the pause of the owner of
-/// a registered destination. Returns `false` if there was no pause.
+/// an endpoint. Returns `false` if there was no pause.
 ///
 /// ```no_run
 /// # use diesel::prelude::*;

@@ -108,7 +108,7 @@ fn freed(
         .filter(|(_, destination)| destination.is_empty());
     let topics = lanes.map(|(topic, _)| topic.as_str());
     let freed = served.freed(topics, served.patterns(), &after);
-    // Also without any registered destination: the first one would end them.
+    // Also without any endpoint: the first one would end them.
     let patterns = topics::subscribed(conn, name, true)?;
     let mut wanted = Vec::new();
     for topic in &freed {

@@ -1,7 +1,7 @@
 //! The catalogue as documents for machines: [AsyncAPI 3.0](https://www.asyncapi.com/docs/reference/specification/v3.0.0)
 //! and [OpenAPI 3.1](https://spec.openapis.org/oas/v3.1.0) with webhooks.
 //!
-//! Both describe CloudEvents in structured mode, as registered destinations get them.
+//! Both describe CloudEvents in structured mode, as endpoints get them.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -221,7 +221,7 @@ impl Auth {
         }
     }
 
-    /// Reads the column of a registered destination, plain or encrypted.
+    /// Reads the column of an endpoint, plain or encrypted.
     pub(crate) fn of_column(column: String) -> Result<Self, ConfigError> {
         match column.starts_with(SEALED) {
             true => Ok(Self {

@@ -72,7 +72,7 @@ pub struct Destination {
     pub tls: Tls,
     /// The HTTP proxy to the destination. `None`: `OUTBOX_PROXY`.
     pub proxy: Option<Proxy>,
-    /// How the endpoint of a registered destination shows that it wants messages.
+    /// How an endpoint shows that it wants messages.
     pub(crate) verification: Verification,
 }
 

@@ -12,7 +12,7 @@ use crate::config_error::ConfigError;
 /// The length of a key in bytes (AES-256).
 const BYTES: usize = 32;
 
-/// The keys of `OUTBOX_SECRET_KEY`, which encrypt the secrets of registered destinations in the database. The newest
+/// The keys of `OUTBOX_SECRET_KEY`, which encrypt the secrets of endpoints in the database. The newest
 /// key encrypts, and the matching key decrypts. Without keys, new secrets are stored in plain text.
 ///
 /// As text, a key is the base64 of 32 random bytes. Several keys are separated by commas or white space, newest first.

@@ -26,7 +26,7 @@ impl Config {
 }
 
 impl Serves {
-    /// What a relay with these settings serves, without registered destinations.
+    /// What a relay with these settings serves, without endpoints.
     pub(crate) fn new(config: &Config) -> Self {
         let routes = config.all_routes().into_iter();
         let destinations = config.all_destinations().into_iter();
@@ -47,7 +47,7 @@ impl Serves {
                 .map(|group| (group.name.clone(), group.topics.clone()))
                 .collect(),
             rest: config.takes_rest,
-            registered: false,
+            endpoints: false,
             only: config.only.clone(),
             declared: config.topics.clone(),
         }

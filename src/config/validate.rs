@@ -73,9 +73,9 @@ impl Config {
         }
         self.admin.validate()?;
         let longest_send = self.longest_send();
-        if self.registered_timeout > LONGEST_SEND {
+        if self.endpoint_timeout > LONGEST_SEND {
             return Err(ConfigError::new(
-                "OUTBOX_REGISTERED_TIMEOUT",
+                "OUTBOX_ENDPOINT_TIMEOUT",
                 "must not be longer than 5 minutes",
             ));
         }

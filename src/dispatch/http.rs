@@ -44,7 +44,7 @@ use self::proxy::Via;
 use self::target::{Answer, Common, Target};
 use self::tokens::{Token, Tokens};
 pub(crate) use self::verification::Verifier;
-use super::{CustomerError, CutKeys, Dispatcher, Failure, Outcome, in_order};
+use super::{CutKeys, Dispatcher, EndpointRefusal, Failure, Outcome, in_order};
 use crate::config::{AuthKind, Config, ConfigError, Destination, Mode, OAuth2};
 use crate::lock::lock;
 use crate::message::Message;
@@ -133,8 +133,8 @@ impl HttpDispatcher {
 
     fn looking_up(config: &Config, lookup: Box<Lookup>) -> Result<Self, ConfigError> {
         let mut common = Common::new(lookup);
-        tls::check_registered(config)?;
-        Via::check_registered(config)?;
+        tls::check_endpoints(config)?;
+        Via::check_endpoints(config)?;
         let source = source(config);
         let place = |destination| Place::new(destination, config, &source, &mut common);
         let destinations = config.all_destinations().into_iter();
@@ -193,16 +193,16 @@ impl HttpDispatcher {
     }
 }
 
-/// Creates dispatchers for registered destinations, which come and go. All dispatchers share connections.
-pub(crate) struct Customers {
+/// Creates dispatchers for endpoints, which come and go. All dispatchers share connections.
+pub(crate) struct EndpointClients {
     common: Mutex<Common>,
     source: String,
     config: Config,
     can_send: bool,
 }
 
-impl Customers {
-    /// `config` must have the settings for registered destinations.
+impl EndpointClients {
+    /// `config` must have the settings for endpoints.
     pub(crate) fn new(config: Config) -> Self {
         Self {
             common: Mutex::new(Common::shared(Box::new(system_lookup))),
@@ -212,7 +212,7 @@ impl Customers {
         }
     }
 
-    /// For a relay that does not send to registered destinations, because the application has its own dispatcher.
+    /// For a relay that does not send to endpoints, because the application has its own dispatcher.
     pub(crate) fn none(config: Config) -> Self {
         Self {
             can_send: false,
@@ -220,7 +220,7 @@ impl Customers {
         }
     }
 
-    /// Whether this relay sends to registered destinations.
+    /// Whether this relay sends to endpoints.
     pub(crate) fn can_send(&self) -> bool {
         self.can_send
     }
@@ -229,24 +229,24 @@ impl Customers {
     pub(crate) fn dispatcher(
         &self,
         destination: Destination,
-    ) -> Result<Arc<dyn Dispatcher>, CustomerError> {
+    ) -> Result<Arc<dyn Dispatcher>, EndpointRefusal> {
         Ok(Arc::new(self.place(destination)?))
     }
 
-    fn place(&self, mut destination: Destination) -> Result<Place, CustomerError> {
-        destination.tls = tls::of_registered(&self.config);
+    fn place(&self, mut destination: Destination) -> Result<Place, EndpointRefusal> {
+        destination.tls = tls::of_endpoints(&self.config);
         if !self.can_send {
             let why = "this relay sends by the application's own dispatcher";
-            return Err(CustomerError::NotHere(why.to_owned()));
+            return Err(EndpointRefusal::NotHere(why.to_owned()));
         }
         // All checks but these also depend on this relay's settings.
         let for_all = |one| target::check_for_all(one, &self.config);
-        let not_here = |error: ConfigError| CustomerError::NotHere(error.to_string());
-        for_all(&destination).map_err(CustomerError::Invalid)?;
+        let not_here = |error: ConfigError| EndpointRefusal::NotHere(error.to_string());
+        for_all(&destination).map_err(EndpointRefusal::Invalid)?;
         self.check_settings(&destination).map_err(not_here)?;
         if let Some((server, _)) = token_server(&destination) {
             let bad = for_all(&server).map_err(of_token_url);
-            bad.map_err(CustomerError::Invalid)?;
+            bad.map_err(EndpointRefusal::Invalid)?;
             let bad = self.check_settings(&server).map_err(of_token_url);
             bad.map_err(not_here)?;
         }
@@ -262,12 +262,12 @@ impl Customers {
             Err(ConfigError::new(key, why))
         };
         if config.https_only && url.scheme() != "https" {
-            return refused("must be https: OUTBOX_REGISTERED_HTTPS_ONLY is set");
+            return refused("must be https: OUTBOX_ENDPOINT_HTTPS_ONLY is set");
         }
-        let ports = &config.registered_ports;
+        let ports = &config.endpoint_ports;
         let is_allowed = |port: u16| ports.is_empty() || ports.contains(&port);
         if !url.port_or_known_default().is_some_and(is_allowed) {
-            return refused("the port is not in OUTBOX_REGISTERED_PORTS");
+            return refused("the port is not in OUTBOX_ENDPOINT_PORTS");
         }
         Ok(())
     }

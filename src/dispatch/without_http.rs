@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::{CustomerError, Dispatcher, NotVerified};
+use super::{Dispatcher, EndpointRefusal, NotVerified};
 use crate::config::{Config, ConfigError, Destination, Rate};
 
-/// Creates no dispatchers: a relay of this build does not send to registered destinations.
-pub(crate) struct Customers;
+/// Creates no dispatchers: a relay of this build does not send to endpoints.
+pub(crate) struct EndpointClients;
 
-impl Customers {
+impl EndpointClients {
     pub(crate) fn new(_: Config) -> Self {
         Self
     }
@@ -24,8 +24,11 @@ impl Customers {
         false
     }
 
-    pub(crate) fn dispatcher(&self, _: Destination) -> Result<Arc<dyn Dispatcher>, CustomerError> {
-        Err(CustomerError::NotHere(
+    pub(crate) fn dispatcher(
+        &self,
+        _: Destination,
+    ) -> Result<Arc<dyn Dispatcher>, EndpointRefusal> {
+        Err(EndpointRefusal::NotHere(
             "this build does not support HTTP".to_owned(),
         ))
     }
@@ -34,7 +37,7 @@ impl Customers {
         &self,
         destination: Destination,
         _: Option<Uuid>,
-    ) -> Result<Verifier, CustomerError> {
+    ) -> Result<Verifier, EndpointRefusal> {
         self.dispatcher(destination).map(|_| unreachable!())
     }
 }

@@ -71,7 +71,7 @@ pub struct Message {
     pub(crate) in_a_row: u32,
     /// The last destination, in byte order, that has its part, if the message has been fanned out in part.
     pub(crate) split_to: Option<String>,
-    /// The registered destination that the message is addressed to, if it names one.
+    /// The endpoint that the message is addressed to, if it names one.
     pub(crate) registration: Option<Uuid>,
 }
 

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use crate::config::Config;
 
 /// The settings of a relay that others must have, too, as JSON: only those that it uses. `registered`: the relay sends to
-/// registered destinations.
+/// endpoints.
 pub(super) fn published(config: &Config, registered: bool) -> String {
     let time = |duration| humantime::format_duration(duration).to_string();
     let mut all: BTreeMap<String, String> = BTreeMap::new();
@@ -24,16 +24,16 @@ pub(super) fn published(config: &Config, registered: bool) -> String {
         }
     }
     if registered {
-        add("OUTBOX_REGISTERED_MODE", config.registered_mode.to_string());
-        add("OUTBOX_REGISTERED_TIMEOUT", time(config.registered_timeout));
+        add("OUTBOX_ENDPOINT_MODE", config.endpoint_mode.to_string());
+        add("OUTBOX_ENDPOINT_TIMEOUT", time(config.endpoint_timeout));
         add(
-            "OUTBOX_REGISTERED_BACKOFF",
-            config.registered_backoff.to_string(),
+            "OUTBOX_ENDPOINT_BACKOFF",
+            config.endpoint_backoff.to_string(),
         );
-        let attempts = config.registered_max_attempts.to_string();
-        add("OUTBOX_REGISTERED_MAX_ATTEMPTS", attempts);
-        let disable_after = time(config.registered_disable_after);
-        add("OUTBOX_REGISTERED_DISABLE_AFTER", disable_after);
+        let attempts = config.endpoint_max_attempts.to_string();
+        add("OUTBOX_ENDPOINT_MAX_ATTEMPTS", attempts);
+        let disable_after = time(config.endpoint_disable_after);
+        add("OUTBOX_ENDPOINT_DISABLE_AFTER", disable_after);
         let mut keys: Vec<String> = config.secret_keys.bytes().map(fingerprint).collect();
         keys.sort_unstable();
         let keys = match keys.is_empty() {

@@ -192,8 +192,8 @@ impl RelayBuilder {
     ///
     /// // On a developer's machine, customers' webhooks are at localhost.
     /// let relay = Relay::builder("postgres://localhost/shop").configure(|config| {
-    ///     config.registered_https_only = false;
-    ///     config.registered_public_only = false;
+    ///     config.endpoint_https_only = false;
+    ///     config.endpoint_public_only = false;
     /// });
     /// ```
     #[must_use]

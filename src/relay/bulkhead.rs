@@ -13,7 +13,7 @@ use super::limits::Limits;
 use super::to::To;
 use super::turns::Turns;
 use crate::config::{Config, DeliveryPolicy, Destination, RequestBatch};
-use crate::dispatch::{Customers, Dispatcher};
+use crate::dispatch::{Dispatcher, EndpointClients};
 use crate::handlers::Group;
 use crate::message::Message;
 
@@ -28,8 +28,8 @@ pub(super) const REQUEST_BYTES: usize = 1024 * 1024;
 const PREFETCH: Duration = Duration::from_millis(250);
 /// The most lanes in one claim. If there are more, they take turns.
 pub(super) const MOST_LANES: usize = 64;
-/// The name of the bulkhead of all registered destinations, in metrics and health. No destination can have this name.
-pub(super) const REGISTERED: &str = "registered destinations";
+/// The name of the bulkhead of all endpoints, in metrics and health. No destination can have this name.
+pub(super) const REGISTERED: &str = "endpoints";
 /// The name of the application's own dispatcher, which takes messages that no other destination serves.
 pub(super) const REST: &str = "";
 
@@ -55,7 +55,7 @@ pub(crate) struct Bulkhead {
 pub(crate) enum Serves {
     Dispatcher(Arc<dyn Dispatcher>),
     Group(Arc<Group>),
-    /// All registered destinations: each has its own dispatcher.
+    /// All endpoints: each has its own dispatcher.
     Registered,
 }
 
@@ -67,14 +67,13 @@ pub(super) struct Dispatchers {
     pub(super) groups: Vec<Arc<Group>>,
     /// The application's own dispatcher, for messages that no other destination serves.
     pub(super) rest: Option<Arc<dyn Dispatcher>>,
-    /// For registered destinations.
-    pub(super) customers: Option<Arc<Customers>>,
+    /// For endpoints.
+    pub(super) customers: Option<Arc<EndpointClients>>,
 }
 
 impl Bulkhead {
     /// A bulkhead for each destination, with the sending end of its queue. The order is: destinations with a URL,
-    /// destinations inside the process, the application's own dispatcher, and one bulkhead for all registered
-    /// destinations (see [`registered`](super::registered)).
+    /// destinations inside the process, the application's own dispatcher, and one bulkhead for all endpoints (see [`serving`](super::serving)).
     pub(super) fn all(config: &Config, dispatchers: Dispatchers) -> (Vec<Self>, Vec<Sender<Job>>) {
         let Dispatchers {
             urls,
@@ -102,8 +101,8 @@ impl Bulkhead {
         });
         let registered = customers.is_some().then(|| {
             let policy = DeliveryPolicy {
-                concurrency: Some(config.registered_threads),
-                timeout: Some(config.registered_timeout),
+                concurrency: Some(config.endpoint_threads),
+                timeout: Some(config.endpoint_timeout),
                 ..DeliveryPolicy::default()
             };
             plain(REGISTERED, &policy, None, Serves::Registered)
@@ -137,7 +136,7 @@ impl Bulkhead {
         }
     }
 
-    /// The bulkhead of one registered destination. It has no queue and no threads: all registered destinations share
+    /// The bulkhead of one endpoint. It has no queue and no threads: all endpoints share
     /// those of `of_all`.
     pub(super) fn of_customer(
         destination: &Destination,
@@ -146,7 +145,7 @@ impl Bulkhead {
         dispatcher: Arc<dyn Dispatcher>,
         answers: &Arc<Answers>,
     ) -> Self {
-        let gate = Gate::new(destination).with_row(answers, config.registered_disable_after);
+        let gate = Gate::new(destination).with_row(answers, config.endpoint_disable_after);
         let limits = Limits::new(&destination.policy, config, None);
         let serves = Serves::Dispatcher(dispatcher);
         Self {
@@ -243,7 +242,7 @@ impl To {
     pub(super) fn bulkhead(self, all: &[Bulkhead]) -> Option<&Bulkhead> {
         match self {
             Self::Bulkhead(number) => all.get(number),
-            // If there are registered destinations, the last bulkhead is theirs.
+            // If there are endpoints, the last bulkhead is theirs.
             Self::Registered(_) => all.last(),
             Self::Split | Self::Nowhere => None,
         }

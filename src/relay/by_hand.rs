@@ -145,7 +145,7 @@ impl ByHand {
                 report_too_costly: &|_, _| {},
                 looked: Err(Unasked::Released),
                 is_current: true,
-                knows_registered: false,
+                knows_endpoints: false,
             };
             let job = ways.job(claimed, lease, Instant::now());
             let verdict = self.verdict(&job, conn);
@@ -233,7 +233,7 @@ impl ByHand {
             }
             Serves::Registered => Outcome::Retry(Failure::new(
                 ReasonCode::UnknownDestination,
-                "only a running relay serves registered destinations",
+                "only a running relay serves endpoints",
             )),
         };
         let took = began.elapsed();

@@ -21,7 +21,7 @@ use super::job::Job;
 use super::pace::Last;
 use super::pauses;
 use super::planner::{Claim, Planner, Report, Settings, Step, View, Wait};
-use super::registered::Bad;
+use super::serving::Bad;
 use super::settlement::{Outcomes, Settlement};
 use super::shared::Shared;
 use super::told::Told;
@@ -44,11 +44,11 @@ pub(crate) struct Claimer<'a, D> {
     split_payloads: Payloads,
     outcomes: Outcomes,
     inbox: Receiver<Told>,
-    /// The last check of the rows of registered destinations for changes.
+    /// The last check of the rows of endpoints for changes.
     rows_looked: Option<Last>,
     /// The marks of these rows that were read before they were.
     marks: Option<Marks>,
-    /// Whether another session has locked the rows of registered destinations.
+    /// Whether another session has locked the rows of endpoints.
     is_locked_out: bool,
     /// Whether the pauses have been read.
     knows_pauses: bool,

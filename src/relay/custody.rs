@@ -16,8 +16,8 @@ use self::aside::{Aside, Judged};
 use super::bell::Bell;
 use super::doubt::{Doubt, RanBy};
 use super::kept_back::KeptBack;
-use super::registered::Pool;
 use super::room::Held;
+use super::serving::Pool;
 use super::settlement::Settlement;
 use super::to::To;
 use super::wanted::RoomWanted;
@@ -48,8 +48,8 @@ struct State {
     of_leases: HashMap<LeaseId, HashSet<Claim>>,
     /// The number of messages of each bulkhead, including those put aside.
     of_bulkheads: Vec<usize>,
-    /// The messages of each registered destination that has had any, including those put aside.
-    of_registered: HashMap<u32, Held>,
+    /// The messages of each endpoint that has had any, including those put aside.
+    of_endpoints: HashMap<u32, Held>,
     /// The messages to be fanned out, which may be in flight for long.
     to_split: usize,
     /// The messages whose handlers run, possibly for long, with their leases.
@@ -132,20 +132,20 @@ impl State {
                 }
                 self.of_bulkheads[number] += 1;
             }
-            To::Registered(id) => self.of_registered.entry(id).or_default().in_flight += 1,
+            To::Registered(id) => self.of_endpoints.entry(id).or_default().in_flight += 1,
             To::Split => self.to_split += 1,
             To::Nowhere => {}
         }
     }
 
-    /// Removes a message of a destination. Also learns how many messages a registered destination can take, by the time
+    /// Removes a message of a destination. Also learns how many messages an endpoint can take, by the time
     /// of its sends.
     fn remove(&mut self, to: To, pool: &Pool) {
         let take = |count: &mut usize| *count = count.saturating_sub(1);
         match to {
             To::Bulkhead(number) => self.of_bulkheads.get_mut(number).map_or((), take),
             To::Registered(id) => {
-                if let Some(held) = self.of_registered.get_mut(&id) {
+                if let Some(held) = self.of_endpoints.get_mut(&id) {
                     take(&mut held.in_flight);
                     held.prefetch = pool.get(&id).map(|member| member.bulkhead.prefetch());
                 }
@@ -184,7 +184,7 @@ impl Custody {
             count: 0,
             of_leases: HashMap::new(),
             of_bulkheads: Vec::new(),
-            of_registered: HashMap::new(),
+            of_endpoints: HashMap::new(),
             to_split: 0,
             handled: HashSet::new(),
             aside: Aside::default(),
@@ -398,15 +398,15 @@ impl Custody {
         self.state().of_bulkheads.get(number).copied().unwrap_or(0)
     }
 
-    /// The messages of each registered destination that has had any.
-    pub(super) fn of_registered(&self) -> HashMap<u32, Held> {
-        self.state().of_registered.clone()
+    /// The messages of each endpoint that has had any.
+    pub(super) fn of_endpoints(&self) -> HashMap<u32, Held> {
+        self.state().of_endpoints.clone()
     }
 
-    /// Forgets registered destinations without messages, unless `is_there`.
-    pub(super) fn keep_registered(&self, is_there: impl Fn(u32) -> bool) {
+    /// Forgets endpoints without messages, unless `is_there`.
+    pub(super) fn keep_endpoints(&self, is_there: impl Fn(u32) -> bool) {
         let is_kept = |id: &u32, held: &mut Held| held.in_flight > 0 || is_there(*id);
-        self.state().of_registered.retain(is_kept);
+        self.state().of_endpoints.retain(is_kept);
     }
 
     /// The leases of messages that are still in flight here, other than those that only handlers work on.

@@ -10,8 +10,8 @@ use diesel::{Connection, PgConnection};
 
 use super::gate::News;
 use super::planner::{Part, Streams, Surveyed};
-use super::registered::{Changes, Failing};
 use super::registry::Registry;
+use super::serving::{Changes, Failing};
 use super::session::{AfterRefusal, Session};
 use super::written::{Settle, Written, deliver_and_continue, write_down};
 use crate::error::DatabaseError;
@@ -20,7 +20,7 @@ use crate::name::OutboxName;
 use crate::routes::Serves;
 use crate::status::ReasonCode;
 use crate::store::brief::{Locks, Tried, briefly, without_waiting};
-use crate::store::destinations::{self, AsSeen};
+use crate::store::endpoints::{self, AsSeen};
 use crate::store::expired;
 use crate::store::relay::backend::{self, Backend};
 use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Stream};
@@ -86,13 +86,13 @@ pub(super) struct Taken {
 pub(super) struct Asks<'a> {
     /// Whether the survey waits for locks of the table of pauses.
     pub(super) locks: Locks,
-    /// Whether the survey reads the marks of registered destinations.
+    /// Whether the survey reads the marks of endpoints.
     pub(super) marks: bool,
-    /// Up to where the relay has read the changes of registered destinations.
+    /// Up to where the relay has read the changes of endpoints.
     pub(super) read_to: Option<&'a ReadTo>,
 }
 
-/// The registered destinations of a database, since a relay has read them: their changes, if any, and up to where they are
+/// The endpoints of a database, since a relay has read them: their changes, if any, and up to where they are
 /// read now.
 pub(super) type SinceThen = (Option<Changes>, Option<ReadTo>);
 
@@ -100,7 +100,7 @@ pub(super) type SinceThen = (Option<Changes>, Option<ReadTo>);
 pub(super) enum Published<'a> {
     /// The topics that it serves.
     Topics(&'a Serves),
-    /// The registered destinations that it refuses, as JSON.
+    /// The endpoints that it refuses, as JSON.
     Refusals(Option<String>),
 }
 
@@ -111,8 +111,7 @@ pub(super) trait Database {
     /// Another server has replaced the one of this connection: the next call opens a new connection.
     fn replace(&mut self);
 
-    /// Queries the streams, the ended leases, the state of this lease, the pauses, and the marks of registered
-    /// destinations.
+    /// Queries the streams, the ended leases, the state of this lease, the pauses, and the marks of endpoints.
     fn survey(
         &mut self,
         lease: LeaseId,
@@ -121,7 +120,7 @@ pub(super) trait Database {
         asks: Asks<'_>,
     ) -> Answer<Surveyed>;
 
-    /// The changes of registered destinations since `known` and since the stamp `failing`, those of the names `waiting`
+    /// The changes of endpoints since `known` and since the stamp `failing`, those of the names `waiting`
     /// that were removed, and what other relays serve. Looks only at rows that have changed since `read_to`, if there is one.
     /// `locks`: of the tables of destinations, pauses and topics.
     fn registered(
@@ -132,7 +131,7 @@ pub(super) trait Database {
         locks: Locks,
     ) -> Answer<Tried<SinceThen>>;
 
-    /// Disables a registered destination, unless the destination has changed meanwhile, or has not failed for the given
+    /// Disables an endpoint, unless the destination has changed meanwhile, or has not failed for the given
     /// time, if any. `false`: the destination was not disabled.
     fn disable(
         &mut self,
@@ -141,7 +140,7 @@ pub(super) trait Database {
         failed_for: Option<Duration>,
     ) -> Answer<Tried<bool>>;
 
-    /// Records in its row that a registered destination has failed for this time, last for this reason, or (`None`) that
+    /// Records in its row that an endpoint has failed for this time, last for this reason, or (`None`) that
     /// it works. Returns what the row says then.
     fn tell_failing(
         &mut self,
@@ -188,7 +187,7 @@ pub(super) trait Database {
     /// Records the results that changed nothing in the history.
     fn note_conflicts(&mut self, discarded: &[Discarded]) -> Answer<()>;
 
-    /// Records a change of a gate for other relays. `row`: the registered destination, which must not have changed since.
+    /// Records a change of a gate for other relays. `row`: the endpoint, which must not have changed since.
     fn tell_pause(
         &mut self,
         destination: &str,
@@ -376,7 +375,7 @@ impl Database for Session {
             let mut stamp = known.stamp;
             let mut failing_now = failing;
             if only.is_none() {
-                (stamp, failing_now) = destinations::stamp(conn, name)?;
+                (stamp, failing_now) = endpoints::stamp(conn, name)?;
             }
             let mut gone = HashMap::new();
             let mut changed = HashMap::new();
@@ -385,7 +384,7 @@ impl Database for Session {
                 .map_or(stamp != known.stamp, |names| !names.is_empty());
             if has_changed {
                 gone = known.stamps(only.as_deref());
-                for (destination, stamp) in destinations::stamps(conn, name, only.as_deref())? {
+                for (destination, stamp) in endpoints::stamps(conn, name, only.as_deref())? {
                     if gone.remove(&destination) != Some(stamp) {
                         changed.insert(destination, stamp);
                     }
@@ -417,7 +416,7 @@ impl Database for Session {
             let names: Vec<String> = changed.keys().cloned().collect();
             let rows = match names.is_empty() {
                 true => Vec::new(),
-                false => destinations::registered_as(conn, name, &names)?,
+                false => endpoints::endpoint_rows(conn, name, &names)?,
             };
             // Read last: who registers a destination that is paused has committed the pause before.
             let paused = match names.is_empty() {
@@ -451,7 +450,7 @@ impl Database for Session {
         let own_events = self.own_events;
         self.run_without_waiting(|conn, name| match own_events {
             true => own::disable(conn, name, seen, why, failed_for),
-            false => destinations::disable_as_seen(conn, name, seen, why, failed_for),
+            false => endpoints::disable_as_seen(conn, name, seen, why, failed_for),
         })
     }
 
@@ -594,7 +593,7 @@ impl Database for Session {
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let own_events = self.own_events;
         self.run_without_waiting(|conn, name| {
-            if !row.map_or(Ok(true), |row| destinations::hold_as_seen(conn, name, row))? {
+            if !row.map_or(Ok(true), |row| endpoints::hold_as_seen(conn, name, row))? {
                 return Ok(());
             }
             let kind = Pausable::Destination;

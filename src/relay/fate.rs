@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::bulkhead::Bulkhead;
 use super::job::{Job, Terms, is_expired};
-use super::registry::{Customer, Registry};
+use super::registry::{KnownEndpoint, Registry};
 use super::room::Rooms;
 use super::run::joined;
 use super::shared::Shared;
@@ -35,19 +35,19 @@ pub(super) struct Ways<'a> {
     /// Whether dead letters of no destination block their ordering keys.
     pub(super) on_dead: OnDead,
     pub(super) registry: Arc<Registry>,
-    /// The room of registered destinations.
+    /// The room of endpoints.
     pub(super) rooms: Rooms,
     /// Reports the destination of a filter that needs too many steps for a message.
     pub(super) report_too_costly: &'a dyn Fn(&str, &Message),
-    /// Whether registered destinations were looked up, where that was necessary.
+    /// Whether endpoints were looked up, where that was necessary.
     pub(super) looked: Result<(), Unasked>,
     /// Whether the registry has all destinations that the claim could see.
     pub(super) is_current: bool,
-    /// Whether the relay reads the table of registered destinations.
-    pub(super) knows_registered: bool,
+    /// Whether the relay reads the table of endpoints.
+    pub(super) knows_endpoints: bool,
 }
 
-/// Why registered destinations were not looked up.
+/// Why endpoints were not looked up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unasked {
     /// A settler has claimed the message, or the query failed: another claim follows.
@@ -68,7 +68,7 @@ const LEFT_TO_OTHERS: Duration = Duration::from_secs(5);
 /// What becomes of one message.
 struct Fate<'a> {
     to: To,
-    /// The name and the registration of the registered destination.
+    /// The name and the registration of the endpoint.
     customer: Option<(Arc<str>, Option<Uuid>)>,
     /// How often the message is sent. If it is not sent: how it is settled.
     sent: Result<&'a Retries, Verdict>,
@@ -102,7 +102,7 @@ impl Fate<'_> {
         let verdict = match why {
             Unasked::Released => Verdict::Released,
             Unasked::Locked => {
-                let error = "which registered destinations want the message is not known: another session has locked their table";
+                let error = "which endpoints want the message is not known: another session has locked their table";
                 let failure = Failure::new(ReasonCode::NotFannedOut, error);
                 Verdict::Retry(failure, WHILE_LOCKED, Attempt::NotCounted)
             }
@@ -110,12 +110,11 @@ impl Fate<'_> {
         Self::not_sent(To::Split, verdict, message, now)
     }
 
-    /// The message is for a registered destination, of which this relay knows none.
+    /// The message is for an endpoint, of which this relay knows none.
     fn namesake(message: &Message, now: Instant) -> Self {
         let name = &message.destination;
-        let error = format!(
-            "the message is for the registered destination {name:?}, and this relay knows no registered destinations"
-        );
+        let error =
+            format!("the message is for the endpoint {name:?}, and this relay knows no endpoints");
         let failure = Failure::new(ReasonCode::UnknownDestination, error);
         let verdict = Verdict::Retry(failure, LEFT_TO_OTHERS, Attempt::NotCounted);
         Self::not_sent(To::Split, verdict, message, now)
@@ -135,9 +134,9 @@ impl Fate<'_> {
         Self::not_sent(To::Split, verdict, message, now)
     }
 
-    /// The message names a registered destination that was removed.
+    /// The message names an endpoint that was removed.
     fn removed(message: &Message) -> Self {
-        let error = "the registered destination of the message was removed, was registered again, or belongs to another tenant now";
+        let error = "the endpoint of the message was removed, was registered again, or belongs to another tenant now";
         let failure = Failure::new(ReasonCode::DestinationRemoved, error);
         Self {
             customer: Some((message.destination.as_str().into(), None)),
@@ -147,7 +146,7 @@ impl Fate<'_> {
 }
 
 impl<'a> Fate<'a> {
-    fn of_customer(one: &'a Customer) -> Option<Self> {
+    fn of_customer(one: &'a KnownEndpoint) -> Option<Self> {
         let limits = one.limits.as_ref()?;
         Some(Self {
             to: To::Registered(one.id),
@@ -188,7 +187,8 @@ impl<'a> Ways<'a> {
             on_dead: self.on_dead,
             expires_after: None,
         };
-        let of_customer = |one: &Customer| one.limits.as_ref().map_or(of_none, |one| one.terms);
+        let of_customer =
+            |one: &KnownEndpoint| one.limits.as_ref().map_or(of_none, |one| one.terms);
         match (to, settled) {
             (To::Bulkhead(number), _) => self.bulkheads[number].limits.terms,
             (To::Registered(id), _) => registry.get(id).map_or(of_none, |one| of_customer(one)),
@@ -263,18 +263,18 @@ impl<'a> Ways<'a> {
             (Way::To(number), None | Some(OF_ROUTE)) => self.to_bulkhead(number),
             // A group of handlers that has none for the topic.
             (_, None | Some(OF_ROUTE)) => nowhere(),
-            _ if !self.knows_registered => Fate::namesake(message, now),
+            _ if !self.knows_endpoints => Fate::namesake(message, now),
             // The claim was made before this relay knew the registration.
             _ if named.is_some_and(|one| !one.is_another(message)) => nowhere(),
             _ => removed(),
         }
     }
 
-    /// What becomes of a message that goes where the routes lead, and to the registered destinations that want it.
+    /// What becomes of a message that goes where the routes lead, and to the endpoints that want it.
     fn to_all<'r>(
         &self,
         way: Way<'_>,
-        wanting: &[&'r Arc<Customer>],
+        wanting: &[&'r Arc<KnownEndpoint>],
         registry: &'r Registry,
         message: &'r Message,
         now: Instant,
@@ -325,7 +325,7 @@ impl<'a> Ways<'a> {
         }
     }
 
-    /// This fate, if the relay has looked up the registered destinations.
+    /// This fate, if the relay has looked up the endpoints.
     fn sure<'r>(
         &self,
         fate: impl FnOnce() -> Fate<'r>,
@@ -338,9 +338,13 @@ impl<'a> Ways<'a> {
         }
     }
 
-    /// The registered destinations that want a message.
-    fn wanting<'r>(&self, registry: &'r Registry, message: &'r Message) -> Vec<&'r Arc<Customer>> {
-        let mut wanting: Vec<&Arc<Customer>> = registry.wanting(message).collect();
+    /// The endpoints that want a message.
+    fn wanting<'r>(
+        &self,
+        registry: &'r Registry,
+        message: &'r Message,
+    ) -> Vec<&'r Arc<KnownEndpoint>> {
+        let mut wanting: Vec<&Arc<KnownEndpoint>> = registry.wanting(message).collect();
         let asked: Vec<&Filter> = (wanting.iter())
             .filter_map(|one| one.filter.as_ref())
             .collect();
@@ -359,9 +363,9 @@ impl<'a> Ways<'a> {
         wanting
     }
 
-    /// Whether a message for a single registered destination may go there without a row of its own. The destination
+    /// Whether a message for a single endpoint may go there without a row of its own. The destination
     /// must have room.
-    fn may_go_at_once(&self, registry: &Registry, message: &Message, only: &Customer) -> bool {
+    fn may_go_at_once(&self, registry: &Registry, message: &Message, only: &KnownEndpoint) -> bool {
         message.attempts == 0
             && registry.may_go_without_a_part(message)
             && self.rooms.left(only.id) > 0
@@ -369,17 +373,17 @@ impl<'a> Ways<'a> {
 }
 
 /// The rows that a message gets in its place, after the last one that it has: one for each name of a route, and one for
-/// each registered destination that wants it.
+/// each endpoint that wants it.
 fn parts(
     routed: Vec<String>,
-    wanting: &[&Arc<Customer>],
+    wanting: &[&Arc<KnownEndpoint>],
     registry: &Registry,
     after: Option<&String>,
 ) -> Parts {
     // Parts are placed in the order of their names, so the last placed part says which are left.
     let of_wanting = (wanting.iter()).map(|one| (one.name.to_string(), Some(one.registration)));
     let mut parts: BTreeMap<String, Option<Uuid>> = of_wanting.collect();
-    // A part has one name. If a route leads to a namesake of a registered destination, the part is for the route.
+    // A part has one name. If a route leads to a namesake of an endpoint, the part is for the route.
     parts.extend(routed.into_iter().map(|name| {
         let namesake = registry.named(&name).map(|_| OF_ROUTE);
         (name, namesake)
@@ -403,7 +407,7 @@ impl Job {
 
 impl Shared {
     /// Takes claimed messages in, with the rest of their runs, and decides where each message goes. `looked`: whether
-    /// registered destinations were looked up. `is_current`: whether this relay knows all destinations that the
+    /// endpoints were looked up. `is_current`: whether this relay knows all destinations that the
     /// claim could see.
     pub(super) fn took(
         &self,
@@ -462,7 +466,7 @@ impl Shared {
             report_too_costly: &report_too_costly,
             looked,
             is_current,
-            knows_registered: self.registered.is_on(),
+            knows_endpoints: self.registered.is_on(),
         };
         let jobs: Vec<Job> = (claimed.into_iter())
             .map(|one| ways.job(one, lease, now))
@@ -475,12 +479,12 @@ impl Shared {
         jobs
     }
 
-    /// How many messages may be claimed for each registered destination.
+    /// How many messages may be claimed for each endpoint.
     pub(super) fn rooms(&self) -> Rooms {
         if !self.registered.registry().is_in_use() {
             return Rooms::default();
         }
-        let held = self.custody.of_registered();
+        let held = self.custody.of_endpoints();
         Rooms::now(&self.registered, held, self.config.batch)
     }
 }
@@ -528,7 +532,7 @@ mod tests {
     use crate::store::relay::served::Others;
     use crate::store::relay::topics::Patterns;
 
-    /// What becomes of a message, as a relay decides that knows these registered destinations.
+    /// What becomes of a message, as a relay decides that knows these endpoints.
     fn decided(
         routes: &Routes,
         bulkheads: &[Bulkhead],
@@ -545,14 +549,14 @@ mod tests {
             report_too_costly: &|_, _| {},
             looked,
             is_current: true,
-            knows_registered: true,
+            knows_endpoints: true,
         };
         ways.job(one, LeaseId(1), Instant::now())
     }
 
     /// Registers a destination that relays can send to.
-    fn register(registry: &mut Registry, bulkheads: &[Bulkhead], customer: Customer) {
-        let customer = Arc::new(Customer {
+    fn register(registry: &mut Registry, bulkheads: &[Bulkhead], customer: KnownEndpoint) {
+        let customer = Arc::new(KnownEndpoint {
             limits: bulkheads.last().map(|one| one.limits.clone()),
             ..customer
         });
@@ -603,7 +607,7 @@ mod tests {
 
     /// R50: two destinations of one name. The message of a customer never goes to the configured one.
     #[test]
-    fn a_message_for_a_registered_destination_does_not_go_to_its_namesake() {
+    fn a_message_for_an_endpoint_does_not_go_to_its_namesake() {
         let named = |registration| {
             of("none", |one| {
                 one.message.destination = "b".to_owned();
@@ -634,9 +638,9 @@ mod tests {
             if is_removed {
                 registry.removed.insert("x".to_owned());
             } else {
-                let customer = Customer {
+                let customer = KnownEndpoint {
                     registration: there,
-                    ..Customer::plain()
+                    ..KnownEndpoint::plain()
                 };
                 register(&mut registry, &bulkheads, customer);
             }
@@ -688,7 +692,7 @@ mod tests {
                 ..Others::default()
             });
             registry.can_send = true;
-            register(&mut registry, &bulkheads, Customer::plain());
+            register(&mut registry, &bulkheads, KnownEndpoint::plain());
             registry.index(&routes);
             let mut one = claimed(1, "d", None);
             one.message.destination = "group".to_owned();
@@ -699,7 +703,7 @@ mod tests {
 
     /// R50: otherwise the relay would claim the message again and again, and the other relay would not get it.
     #[test]
-    fn a_message_that_no_registered_destination_wants_goes_to_the_route_of_another_relay() {
+    fn a_message_that_no_endpoint_wants_goes_to_the_route_of_another_relay() {
         let (bulkheads, ..) =
             Bulkhead::all(&Config::default(), Dispatchers::idle(&Config::default()));
         let mut config = Config::default();
@@ -742,9 +746,9 @@ mod tests {
             });
             registry.can_send = true;
             // Another tenant wants every topic.
-            let customer = Customer {
+            let customer = KnownEndpoint {
                 tenant_id: Some(Uuid::now_v7()),
-                ..Customer::plain()
+                ..KnownEndpoint::plain()
             };
             register(&mut registry, &bulkheads, customer);
             registry.index(&Routes::new(&Config::default()));
@@ -803,7 +807,7 @@ mod tests {
         assert_eq!(failure.code, ReasonCode::DestinationRemoved);
     }
 
-    /// R46, G2: a relay without threads for registered destinations has claimed the message before it knew that the
+    /// R46, G2: a relay without threads for endpoints has claimed the message before it knew that the
     /// destination is registered again.
     #[test]
     fn a_message_for_a_destination_that_this_relay_does_not_serve_is_released() {
@@ -811,9 +815,9 @@ mod tests {
             Bulkhead::all(&Config::default(), Dispatchers::idle(&Config::default()));
         let of_customer = |refused: Option<String>| {
             let mut registry = Registry::default();
-            let customer = Customer {
+            let customer = KnownEndpoint {
                 refused,
-                ..Customer::plain()
+                ..KnownEndpoint::plain()
             };
             register(&mut registry, &bulkheads, customer);
             registry.index(&Routes::new(&Config::default()));

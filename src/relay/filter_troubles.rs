@@ -48,7 +48,7 @@ impl Troubles {
     pub(super) fn too_much(&self, name: &str, message: &Message) {
         let (id, sequence) = (message.message_id, message.sequence.0);
         if let Some(times) = self.note(name, id, clock::now()) {
-            log::warn!(event = "filter_too_much", destination = name, sequence = sequence, topic = message.topic, times = times; "the filter of the registered destination {name} needs too many steps for message {id} of {}: the destination does not get the message ({times} times so far)", message.topic);
+            log::warn!(event = "filter_too_much", destination = name, sequence = sequence, topic = message.topic, times = times; "the filter of the endpoint {name} needs too many steps for message {id} of {}: the destination does not get the message ({times} times so far)", message.topic);
         }
     }
 
@@ -78,7 +78,7 @@ impl Troubles {
         troubles.retain(|_, one| now.saturating_duration_since(one.last) < REMEMBERED);
         let (name, first) = troubles.iter().min_by_key(|(_, one)| one.since)?;
         let what = format!(
-            "the filter of the registered destination {name} needs too many steps for message {}: such a message does not match",
+            "the filter of the endpoint {name} needs too many steps for message {}: such a message does not match",
             first.message_id
         );
         Some((what, troubles.len()))

@@ -40,11 +40,11 @@ pub(crate) struct Gate {
     name: Arc<str>,
     /// Whether nothing limits sends: a send then passes without the lock.
     is_free: AtomicBool,
-    /// Whether the next successful send must be noticed: sends of the registered destination have failed.
+    /// Whether the next successful send must be noticed: sends of the endpoint have failed.
     fails: AtomicBool,
     /// Successful sends that the window has not counted yet.
     good: AtomicU32,
-    /// For a registered destination.
+    /// For an endpoint.
     answers: Option<Arc<Answers>>,
     state: Mutex<State>,
     changed: Condvar,
@@ -62,7 +62,7 @@ struct State {
     news: Option<News>,
     /// When to try again to change a row of this destination, which another session has locked.
     row_wanted_at: Option<Instant>,
-    /// For a registered destination.
+    /// For an endpoint.
     failing: Option<Failing>,
     /// Why this relay could not send, until a send has had a response.
     trouble: Option<Trouble>,
@@ -303,7 +303,7 @@ impl Gate {
         self.count_good(&mut state, now);
         let before = state.phase;
         let (mut can_send_again, mut is_held) = (false, false);
-        // The row of a registered destination that is gone is disabled; a configured destination is paused.
+        // The row of an endpoint that is gone is disabled; a configured destination is paused.
         let is_ended = state.failing.is_some() && is_gone(outcome);
         let pause = pause_of(outcome).filter(|_| !is_ended);
         let news = match (pause, own_trouble(outcome)) {
@@ -360,7 +360,7 @@ impl Gate {
         });
         self.turn(&mut state, Phase::Refused);
         drop(state);
-        log::error!(event = "destination_refused", destination:% = self.name; "this relay panicked{panic} for {}, which is a bug: it releases the messages of the destination and sends it no more; other relays do", self.name);
+        log::error!(event = "endpoint_refused", destination:% = self.name; "this relay panicked{panic} for {}, which is a bug: it releases the messages of the destination and sends it no more; other relays do", self.name);
     }
 
     /// Why this relay cannot send to the destination, for reasons of its own.

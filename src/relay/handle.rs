@@ -207,7 +207,7 @@ impl RelayHandle {
     }
 
     /// Why this relay cannot send to a destination, for a reason of its own: this machine lacks something, or the proxy
-    /// fails. The destination's messages wait, and use no attempts. Also for a registered destination. `None`: no such
+    /// fails. The destination's messages wait, and use no attempts. Also for an endpoint. `None`: no such
     /// reason.
     pub(crate) fn held(&self, name: &str) -> Option<String> {
         monitor::held(&self.shared(), name)

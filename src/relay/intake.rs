@@ -151,7 +151,7 @@ pub(super) fn doors(
     });
     // Messages to be fanned out have no queue, but their payloads are in the claim.
     let bytes = shared.bulkheads.iter().map(|b| b.most_bytes).min();
-    // Some of these messages may go to registered destinations at once. Others are fanned out piece by piece, and
+    // Some of these messages may go to endpoints at once. Others are fanned out piece by piece, and
     // wait for one another: the settlers put off what a tenant has too many of.
     let is_behind = splitting > shared.config.batch / 2;
     let is_full = moving > 2 * shared.config.batch;

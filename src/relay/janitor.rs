@@ -1,5 +1,5 @@
 //! The janitor thread: cleans the ledger, its payloads and the inbox, removes old leases and pauses, counts the waiting
-//! messages, and has the endpoints of registered destinations verified.
+//! messages, and has endpoints verified.
 
 mod leases;
 mod verifications;
@@ -32,7 +32,7 @@ const CLEAN_BATCH: i32 = 1000;
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// The most topics without a subscriber that are recorded at once.
 const MOST_UNWANTED: usize = 10;
-/// While registered destinations fail, the interval between two looks whether that is to be told.
+/// While endpoints fail, the interval between two looks whether that is to be told.
 const TELL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Cleans and counts until the relay stops.

@@ -17,7 +17,7 @@ pub(crate) struct Job {
     pub(crate) message: Box<Message>,
     pub(crate) lease: LeaseId,
     pub(crate) to: To,
-    /// The name of the registered destination that the message goes to.
+    /// The name of the endpoint that the message goes to.
     pub(crate) customer: Option<Arc<str>>,
     /// The registration of that name.
     pub(crate) registration: Option<Uuid>,
@@ -39,7 +39,7 @@ impl Job {
         self.each().map(|job| &*job.message)
     }
 
-    /// How a registered destination gives the message back. A message that names no destination gets a row for the
+    /// How an endpoint gives the message back. A message that names no destination gets a row for the
     /// destination that it was for: the destination may have been disabled or removed, and then no other claim would find
     /// who wants the message.
     pub(super) fn release_unsent(&self) -> Verdict {
@@ -64,7 +64,7 @@ impl Job {
 }
 
 /// The part of a destination's policy that counts when a message is settled. Decided once, when the message is claimed:
-/// the row of a registered destination may change until then.
+/// the row of an endpoint may change until then.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Terms {
     pub(crate) on_dead: OnDead,

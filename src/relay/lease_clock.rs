@@ -39,7 +39,7 @@ impl LeaseClock {
     pub(crate) fn of(config: &Config) -> Self {
         let (longest, can_close) = match config.has_own_dispatcher {
             true => (config.longest_send(), false),
-            false if config.registered_threads > 0 => (Duration::MAX, true),
+            false if config.endpoint_threads > 0 => (Duration::MAX, true),
             false => (config.longest_send(), true),
         };
         Self::new(config.lease, longest, can_close)

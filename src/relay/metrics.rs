@@ -114,7 +114,7 @@ impl Metrics {
     pub(super) fn of(&self, to: To) -> &OfDestination {
         match to {
             To::Bulkhead(number) => &self.destinations[number],
-            // All registered destinations share one set of metrics: their number is unbounded.
+            // All endpoints share one set of metrics: their number is unbounded.
             To::Registered(_) => self.destinations.last().unwrap_or(&self.nowhere),
             To::Split | To::Nowhere => &self.nowhere,
         }

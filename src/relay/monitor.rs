@@ -82,7 +82,7 @@ pub(super) fn is_open(shared: &Shared, topic: &Topic) -> bool {
 fn in_flight_of(shared: &Shared, bulkhead: &Bulkhead) -> usize {
     match bulkhead.serves {
         Serves::Registered => {
-            let held = shared.custody.of_registered();
+            let held = shared.custody.of_endpoints();
             held.values().map(|held| held.in_flight).sum()
         }
         _ => shared.custody.of_bulkhead(bulkhead.number),
@@ -203,11 +203,11 @@ pub(crate) fn health(shared: &Shared) -> Health {
     if let Some((name, why)) = refuses.first() {
         let count = refuses.count();
         let what = format!(
-            "this relay does not send to {count} registered destinations, for example {name} ({why}): their messages wait for a relay that does"
+            "this relay does not send to {count} endpoints, for example {name} ({why}): their messages wait for a relay that does"
         );
-        found(ProblemKind::DestinationRefused, what);
+        found(ProblemKind::EndpointRefused, what);
     } else if let Some(what) = cannot_send(shared, ReasonCode::Panic) {
-        found(ProblemKind::DestinationRefused, what);
+        found(ProblemKind::EndpointRefused, what);
     }
     if let Some((first, count)) = shared.filter_troubles.first(crate::clock::now()) {
         let more = match count {
@@ -271,7 +271,7 @@ fn and_more(topics: usize) -> String {
     }
 }
 
-/// Topics whose messages wait, although registered destinations have patterns for them: those of other tenants.
+/// Topics whose messages wait, although endpoints have patterns for them: those of other tenants.
 fn undeclared(shared: &Shared) -> Option<String> {
     let (topic, count) = shared.undeclared.first(crate::clock::now())?;
     let more = and_more(count - 1);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use uuid::Uuid;
 
-use super::registry::Customer;
+use super::registry::KnownEndpoint;
 use crate::store::relay::pause::{Pausable, Paused};
 
 /// The pauses of the table, by what they pause.
@@ -40,12 +40,12 @@ impl<'a> Pauses<'a> {
             .copied()
     }
 
-    pub(super) fn of_tenant(&self, of: &Customer) -> Option<&'a Paused> {
+    pub(super) fn of_tenant(&self, of: &KnownEndpoint) -> Option<&'a Paused> {
         self.of_tenants.get(&of.tenant_id?).copied()
     }
 
-    /// The pauses of a registered destination: its own, and that of its tenant.
-    pub(super) fn of_customer(&self, of: &Customer) -> impl Iterator<Item = &'a Paused> {
+    /// The pauses of an endpoint: its own, and that of its tenant.
+    pub(super) fn of_customer(&self, of: &KnownEndpoint) -> impl Iterator<Item = &'a Paused> {
         self.of_name(&of.name).chain(self.of_tenant(of))
     }
 }

@@ -10,17 +10,17 @@ use super::database::Database;
 use super::gate::{Due, News, RowNews};
 use super::lease_clock::CLOSES_AFTER;
 use super::paused::{Pauses, of_kind};
-use super::registered::Member;
+use super::serving::ServedEndpoint;
 use super::shared::Shared;
 use crate::clock;
 use crate::error::DatabaseError;
 use crate::hand::Hand;
 use crate::log;
 use crate::store::brief::Tried;
-use crate::store::destinations::AsSeen;
+use crate::store::endpoints::AsSeen;
 use crate::store::relay::pause::{Pausable, Paused};
 
-/// Why a registered destination is disabled after a 410.
+/// Why an endpoint is disabled after a 410.
 const GONE: &str = "GONE: the receiver responded with 410";
 /// The time that a probe has to be claimed and finished, in addition to the time of its send.
 const PROBE_TIME: Duration = Duration::from_secs(5);
@@ -58,12 +58,12 @@ pub(super) fn follow_up(
     Ok(())
 }
 
-/// Records in the row of a registered destination that it fails or works, and disables one that has failed for longer
+/// Records in the row of an endpoint that it fails or works, and disables one that has failed for longer
 /// than the settings allow.
 fn follow_row(
     shared: &Shared,
     db: &mut impl Database,
-    member: &Member,
+    member: &ServedEndpoint,
 ) -> Result<(), DatabaseError> {
     let gate = &member.bulkhead.gate;
     if gate.waits_for_row(clock::now()) {
@@ -73,7 +73,7 @@ fn follow_row(
         return Ok(());
     };
     let seen = member.customer.as_seen();
-    let after = shared.config.registered_disable_after;
+    let after = shared.config.endpoint_disable_after;
     let failed = match news {
         RowNews::Fails(since, code) => Some((clock::now().saturating_duration_since(since), code)),
         RowNews::Works | RowNews::HasFailedLong | RowNews::Gone => None,
@@ -104,13 +104,13 @@ fn follow_row(
     Ok(())
 }
 
-/// A bulkhead. That of a registered destination with the row that it was made from.
+/// A bulkhead. That of an endpoint with the row that it was made from.
 type OfRow<'a> = (&'a Bulkhead, Option<AsSeen<'a>>);
 
-/// All bulkheads, including those of registered destinations whose gates are watched.
+/// All bulkheads, including those of endpoints whose gates are watched.
 fn with_watched<'a>(
     shared: &'a Shared,
-    watched: &'a [Arc<Member>],
+    watched: &'a [Arc<ServedEndpoint>],
 ) -> impl Iterator<Item = OfRow<'a>> {
     let of_watched = watched.iter();
     let of_watched = of_watched.map(|one| (&one.bulkhead, Some(one.customer.as_seen())));
@@ -132,7 +132,7 @@ fn tell(
     Ok(told)
 }
 
-/// Disables a registered destination, unless it has changed since it was seen or, with `failed_for`, has not failed for
+/// Disables an endpoint, unless it has changed since it was seen or, with `failed_for`, has not failed for
 /// this time. Logs the change.
 pub(super) fn disable(
     db: &mut impl Database,
@@ -145,7 +145,7 @@ pub(super) fn disable(
     };
     if is_disabled {
         let name = seen.name;
-        log::warn!(event = "destination_disabled", destination = name, reason = why; "disabled the registered destination {name}: {why}; messages already addressed to it wait until it is enabled, and it gets no new ones");
+        log::warn!(event = "endpoint_disabled", destination = name, reason = why; "disabled the endpoint {name}: {why}; messages already addressed to it wait until it is enabled, and it gets no new ones");
     }
     Ok(Tried::Done(()))
 }

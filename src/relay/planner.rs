@@ -201,7 +201,7 @@ pub(super) enum Awaited {
     Room,
     /// Messages that are due and can be sent.
     Work,
-    /// The same, or room at a registered destination. Some of these destinations never have room, and new messages must
+    /// The same, or room at an endpoint. Some of these destinations never have room, and new messages must
     /// not wait for them.
     WorkOrRoom,
 }

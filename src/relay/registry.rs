@@ -1,4 +1,4 @@
-//! The registered destinations that a relay knows, as a value: what they are, and which messages they want. What sends
+//! The endpoints that a relay knows, as a value: what they are, and which messages they want. What sends
 //! to them is elsewhere (`relay/registered.rs`).
 
 use std::collections::{HashMap, HashSet};
@@ -15,14 +15,14 @@ use crate::filter::Filter;
 use crate::message::Message;
 use crate::own_topics::is_own;
 use crate::routes::{Refuses, Routes, Way, matches_any};
-use crate::store::destinations::{AsSeen, Stamp};
+use crate::store::endpoints::{AsSeen, Stamp};
 use crate::store::relay::claim::Topic;
 use crate::store::relay::namesakes::Namesakes;
 use crate::store::relay::served::Others;
 
-/// One registered destination.
+/// One endpoint.
 #[derive(Debug)]
-pub(crate) struct Customer {
+pub(crate) struct KnownEndpoint {
     /// Constant for a registration.
     pub(super) id: u32,
     /// The registration of the name: messages are addressed to it.
@@ -33,9 +33,9 @@ pub(crate) struct Customer {
     pub(super) topics: Vec<String>,
     pub(super) tenant_id: Option<Uuid>,
     pub(super) filter: Option<Filter>,
-    /// When the transaction that registered the destination began, by the server's clock.
+    /// When the transaction that registered the endpoint began, by the server's clock.
     pub(super) created_at: Option<SystemTime>,
-    /// `None`: the destination is disabled.
+    /// `None`: the endpoint is disabled.
     pub(super) limits: Option<Limits>,
     /// Why this relay does not send: its settings do not allow the URL, or it cannot decrypt the secret. The messages
     /// wait, because another relay may be able to send.
@@ -44,7 +44,7 @@ pub(crate) struct Customer {
     pub(super) verifier: Option<Arc<Verifier>>,
 }
 
-impl Customer {
+impl KnownEndpoint {
     pub(super) fn is_enabled(&self) -> bool {
         self.limits.is_some()
     }
@@ -56,12 +56,12 @@ impl Customer {
         }
     }
 
-    /// Whether this relay does not send to the destination: its settings refuse it, or it is not verified.
+    /// Whether this relay does not send to the endpoint: its settings refuse it, or it is not verified.
     pub(super) fn is_held(&self) -> bool {
         self.refused.is_some() || self.verifier.is_some()
     }
 
-    /// Whether a message that names the destination is not for it: the name was registered again, or the row was given to
+    /// Whether a message that names the endpoint is not for it: the name was registered again, or the row was given to
     /// another tenant, after the message was addressed; or both belong to different tenants.
     pub(super) fn is_another(&self, message: &Message) -> bool {
         let tenants = self.tenant_id.zip(message.tenant_id);
@@ -71,13 +71,13 @@ impl Customer {
             || tenants.is_some_and(|(own, of_message)| own != of_message)
     }
 
-    /// Whether the message may have been addressed to this destination, which is disabled now: its row has changed since the
+    /// Whether the message may have been addressed to this endpoint, which is disabled now: its row has changed since the
     /// message was enqueued.
     fn may_have_wanted(&self, message: &Message) -> bool {
         self.updated_at.is_none_or(|at| at >= message.created_at) && self.wants(message)
     }
 
-    /// Whether the message has a topic and the tenant of this destination, and is not of a transaction that began before
+    /// Whether the message has a topic and the tenant of this endpoint, and is not of a transaction that began before
     /// that of the registration. If the registration is in the future, the server's clock was set back, and says nothing.
     fn wants(&self, message: &Message) -> bool {
         let registered = self.created_at;
@@ -93,7 +93,7 @@ impl Customer {
     }
 }
 
-/// Whether these patterns of registered destinations match a topic. The relay's own events match only patterns that
+/// Whether these patterns of endpoints match a topic. The relay's own events match only patterns that
 /// begin with `outbox.`, so that a customer with `*` does not get them.
 fn subscribe(patterns: &[String], topic: &str) -> bool {
     if !is_own(topic) {
@@ -104,37 +104,37 @@ fn subscribe(patterns: &[String], topic: &str) -> bool {
     asking.any(|pattern| matches_any(std::slice::from_ref(pattern), topic))
 }
 
-/// The names of destinations by their tenants.
+/// The names of endpoints by their tenants.
 type OfTenants = HashMap<Option<Uuid>, Vec<Arc<str>>>;
 
-/// All registered destinations, at one point in time: a value, for the planner and for the fate of messages.
+/// All endpoints, at one point in time: a value, for the planner and for the fate of messages.
 #[derive(Default)]
 pub(crate) struct Registry {
     pub(super) stamp: Stamp,
-    pub(super) by_name: HashMap<Arc<str>, Arc<Customer>>,
-    by_id: HashMap<u32, Arc<Customer>>,
-    /// The enabled destinations, by tenant, in the order of their names.
+    pub(super) by_name: HashMap<Arc<str>, Arc<KnownEndpoint>>,
+    by_id: HashMap<u32, Arc<KnownEndpoint>>,
+    /// The enabled endpoints, by tenant, in the order of their names.
     of_tenants: OfTenants,
-    /// The disabled destinations, likewise.
+    /// The disabled endpoints, likewise.
     disabled: OfTenants,
-    /// The topics of all enabled destinations.
+    /// The topics of all enabled endpoints.
     topics: Vec<String>,
     /// Whether runs of any of them have more than one message.
     pub(super) has_runs: bool,
-    /// The destinations whose endpoints this relay may verify.
-    pub(super) unverified: Vec<Arc<Customer>>,
+    /// The endpoints whose endpoints this relay may verify.
+    pub(super) unverified: Vec<Arc<KnownEndpoint>>,
     pub(super) last_id: u32,
     /// What the active relays serve.
     pub(super) others: Arc<Others>,
-    /// The removed destinations that may still have messages.
+    /// The removed endpoints that may still have messages.
     pub(super) removed: HashSet<String>,
     /// The number of the registrations that have been read.
     pub(super) registrations: Option<i64>,
-    /// Whether this relay sends to registered destinations.
+    /// Whether this relay sends to endpoints.
     pub(super) can_send: bool,
-    /// Which messages for destinations of one name are left to other relays, if some may be.
+    /// Which messages for endpoints of one name are left to other relays, if some may be.
     pub(crate) namesakes: Option<Namesakes>,
-    /// The enabled destinations to which this relay does not send because of its settings, if it sends to others.
+    /// The enabled endpoints to which this relay does not send because of its settings, if it sends to others.
     pub(super) refuses: Arc<Refuses>,
 }
 
@@ -145,14 +145,14 @@ impl std::fmt::Debug for Registry {
 }
 
 impl Registry {
-    /// Whether any destination is registered.
+    /// Whether any endpoint is registered.
     pub(super) fn is_in_use(&self) -> bool {
         !self.by_name.is_empty()
     }
 
     /// The stamp of each name, or with `only` of these.
     pub(super) fn stamps(&self, only: Option<&[&str]>) -> HashMap<String, i64> {
-        let stamp = |(name, one): (&Arc<str>, &Arc<Customer>)| (name.to_string(), one.stamp);
+        let stamp = |(name, one): (&Arc<str>, &Arc<KnownEndpoint>)| (name.to_string(), one.stamp);
         match only {
             None => self.by_name.iter().map(stamp).collect(),
             Some(names) => {
@@ -164,7 +164,7 @@ impl Registry {
         }
     }
 
-    /// The stamp of all destinations after these have changed and those are gone.
+    /// The stamp of all endpoints after these have changed and those are gone.
     pub(super) fn stamp_with(
         &self,
         changed: &HashMap<String, i64>,
@@ -182,39 +182,39 @@ impl Registry {
         (count, sum)
     }
 
-    pub(super) fn named(&self, name: &str) -> Option<&Arc<Customer>> {
+    pub(super) fn named(&self, name: &str) -> Option<&Arc<KnownEndpoint>> {
         self.by_name.get(name)
     }
 
-    pub(super) fn get(&self, id: u32) -> Option<&Arc<Customer>> {
+    pub(super) fn get(&self, id: u32) -> Option<&Arc<KnownEndpoint>> {
         self.by_id.get(&id)
     }
 
-    /// The most messages of a run of a destination.
+    /// The most messages of a run of an endpoint.
     pub(super) fn key_run(&self, id: u32) -> usize {
         let limits = self.get(id).and_then(|one| one.limits.as_ref());
         limits.map_or(1, |limits| limits.key_run)
     }
 
-    /// Whether the destination was removed. Messages that name it end in the ledger, and leave no dead letters.
+    /// Whether the endpoint was removed. Messages that name it end in the ledger, and leave no dead letters.
     pub(super) fn is_removed(&self, name: &str) -> bool {
         self.removed.contains(name)
     }
 
-    /// Whether a message of this topic may be for a registered destination.
+    /// Whether a message of this topic may be for an endpoint.
     pub(super) fn may_want(&self, topic: &str) -> bool {
         subscribe(&self.topics, topic)
     }
 
-    /// The enabled destinations whose topics and tenant match a message, and those that a relay may have sent the message
+    /// The enabled endpoints whose topics and tenant match a message, and those that a relay may have sent the message
     /// to before they were disabled. Filters on the payload are not applied.
     pub(super) fn wanting<'a>(
         &'a self,
         message: &'a Message,
-    ) -> impl Iterator<Item = &'a Arc<Customer>> {
+    ) -> impl Iterator<Item = &'a Arc<KnownEndpoint>> {
         let enabled = self.for_tenant_of(&self.of_tenants, message);
         let enabled = enabled.filter(|one| one.wants(message));
-        // The row of a message that went at once to its only destination does not name the destination. Then its relay
+        // The row of a message that went at once to its only endpoint does not name the endpoint. Then its relay
         // has crashed, and the takeover has counted an attempt.
         let may_have_gone = message.attempts > 0 && self.may_go_without_a_part(message);
         let disabled = may_have_gone.then(|| self.for_tenant_of(&self.disabled, message));
@@ -226,23 +226,23 @@ impl Registry {
         &'a self,
         names: &'a OfTenants,
         message: &Message,
-    ) -> impl Iterator<Item = &'a Arc<Customer>> + use<'a> {
+    ) -> impl Iterator<Item = &'a Arc<KnownEndpoint>> + use<'a> {
         let tenants = [Some(None), message.tenant_id.map(Some)].into_iter();
         let names = tenants.flatten().filter_map(|tenant| names.get(&tenant));
         names.flatten().filter_map(|name| self.by_name.get(name))
     }
 
-    /// Whether a message goes to its only registered destination without a row of its own, if it has a single one. A
-    /// message with an ordering key always gets its own row: other messages of the key may have other destinations. So
-    /// does a message with an idempotency key: later messages of the key are compared by destination.
+    /// Whether a message goes to its only endpoint without a row of its own, if it has a single one. A
+    /// message with an ordering key always gets its own row: other messages of the key may have other endpoints. So
+    /// does a message with an idempotency key: later messages of the key are compared by endpoint.
     pub(super) fn may_go_without_a_part(&self, message: &Message) -> bool {
         message.ordering_key.is_none()
             && !message.has_idempotency_key()
             && self.others_route(&message.topic).is_none()
     }
 
-    /// Whether messages of this topic, which no route of this relay serves and no registered destination wants, are for
-    /// nobody. Only a relay that sends to registered destinations decides this.
+    /// Whether messages of this topic, which no route of this relay serves and no endpoint wants, are for
+    /// nobody. Only a relay that sends to endpoints decides this.
     pub(super) fn is_without_subscriber(&self, topic: &str) -> bool {
         self.can_send && self.is_in_use() && self.others_route(topic).is_none()
     }
@@ -258,14 +258,13 @@ impl Registry {
         self.others.topics.is_undeclared(topic)
     }
 
-    /// Whether this relay claims messages of this topic, which another relay's route serves, because registered
-    /// destinations may want them.
+    /// Whether this relay claims messages of this topic, which another relay's route serves, because endpoints may want them.
     pub(super) fn hands_on(&self, topic: &str) -> bool {
         let others = self.others_route(topic);
         self.may_want(topic) && others.is_some_and(|names| !names.is_empty())
     }
 
-    /// The destinations of another relay's route for this topic.
+    /// The endpoints of another relay's route for this topic.
     pub(super) fn others_route(&self, topic: &str) -> Option<Vec<&str>> {
         self.others
             .routes
@@ -273,7 +272,7 @@ impl Registry {
             .find_map(|routes| routes.names(topic))
     }
 
-    /// The same destinations, to be changed and then indexed.
+    /// The same endpoints, to be changed and then indexed.
     pub(super) fn copy(&self) -> Self {
         Self {
             by_name: self.by_name.clone(),
@@ -285,7 +284,7 @@ impl Registry {
     /// Derives the other fields from `by_name`.
     pub(super) fn index(&mut self, routes: &Routes) {
         self.namesakes = (self.is_in_use() || !self.removed.is_empty()).then(|| {
-            let of = |one: &Arc<Customer>| one.registration;
+            let of = |one: &Arc<KnownEndpoint>| one.registration;
             let others = self.others.routes.iter().flat_map(Routes::all_names);
             let is_elsewhere = |name: &&str| !routes.has(name) && self.by_name.contains_key(*name);
             Namesakes {
@@ -326,7 +325,7 @@ impl Registry {
 }
 
 impl To {
-    /// Where messages of this topic and destination go.
+    /// Where messages of this topic and endpoint go.
     pub(super) fn of(routes: &Routes, registry: &Registry, topic: &Topic) -> Self {
         let Topic { topic, destination } = topic;
         match (routes.find(topic, destination), destination.as_str()) {
@@ -352,8 +351,8 @@ impl To {
 mod tests {
     use super::*;
 
-    impl Customer {
-        /// A destination that takes all topics.
+    impl KnownEndpoint {
+        /// An endpoint that takes all topics.
         pub(in crate::relay) fn plain() -> Self {
             Self {
                 id: 1,
@@ -373,7 +372,7 @@ mod tests {
     }
 
     impl Registry {
-        /// The registry of a relay beside another one, with registered destinations that want none of the messages of
+        /// The registry of a relay beside another one, with endpoints that want none of the messages of
         /// these topics.
         pub(in crate::relay) fn beside(other: Routes, topics: &[&str]) -> Self {
             Self {

@@ -1,4 +1,4 @@
-//! Room: how many more messages each registered destination may have. A value, made of numbers.
+//! Room: how many more messages each endpoint may have. A value, made of numbers.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use super::gate::Room;
 use super::limits::Limits;
-use super::registered::{Member, Registered};
 use super::registry::Registry;
+use super::serving::{ServedEndpoint, ServedEndpoints};
 
 /// One destination may have at most 1/`SHARE` of a batch in flight, and 1/`CLAIMED_SHARE` by claims of the messages that
 /// name it: a backlog that fills the whole share takes CPU from the other destinations.
@@ -16,7 +16,7 @@ const CLAIMED_SHARE: usize = 8;
 /// Claims always leave room for this many messages per concurrent send.
 const ROUNDS_OF_SENDS: usize = 4;
 
-/// What is known of a registered destination that has had messages.
+/// What is known of an endpoint that has had messages.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Held {
     /// Its messages in flight.
@@ -25,7 +25,7 @@ pub(super) struct Held {
     pub(super) prefetch: Option<usize>,
 }
 
-/// How many messages may be claimed for each registered destination, at one moment.
+/// How many messages may be claimed for each endpoint, at one moment.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rooms {
     registry: Arc<Registry>,
@@ -43,7 +43,11 @@ pub(crate) struct Rooms {
 }
 
 impl Rooms {
-    pub(super) fn now(registered: &Registered, held: HashMap<u32, Held>, batch: usize) -> Self {
+    pub(super) fn now(
+        registered: &ServedEndpoints,
+        held: HashMap<u32, Held>,
+        batch: usize,
+    ) -> Self {
         let mut rooms = Self {
             registry: registered.registry(),
             held,
@@ -51,7 +55,8 @@ impl Rooms {
             most_claimed: (batch / CLAIMED_SHARE).max(1),
             ..Self::default()
         };
-        for Member { customer, bulkhead } in registered.watched().iter().map(AsRef::as_ref) {
+        for ServedEndpoint { customer, bulkhead } in registered.watched().iter().map(AsRef::as_ref)
+        {
             if customer.is_held() {
                 rooms.closed.insert(customer.id);
                 continue;

@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(kinds, [Kind::Deduplicated, Kind::Released, Kind::Released]);
     }
 
-    /// R61: the registered destination of the key may have changed between two claims.
+    /// R61: the endpoint of the key may have changed between two claims.
     #[test]
     fn a_message_that_goes_elsewhere_is_not_sent_in_a_run() {
         let bulkheads = bulkheads();

@@ -97,8 +97,8 @@ impl Running {
         for bulkhead in &shared.bulkheads {
             if matches!(bulkhead.serves, Serves::Registered) {
                 let (outcomes, number) = (outcomes.clone(), bulkhead.number);
-                self.spawn(shared, "registered", move |shared| {
-                    sender::run_registered(shared, &shared.bulkheads[number], &outcomes);
+                self.spawn(shared, "endpoints", move |shared| {
+                    sender::run_endpoints(shared, &shared.bulkheads[number], &outcomes);
                 })?;
                 continue;
             }

@@ -2,7 +2,7 @@
 
 mod pool;
 
-pub(super) use self::pool::run as run_registered;
+pub(super) use self::pool::run as run_endpoints;
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
@@ -228,7 +228,7 @@ impl SenderThread<'_> {
                 self.hand_to(group, begun);
                 (None, None)
             }
-            // Not reached: each registered destination has its own dispatcher.
+            // Not reached: each endpoint has its own dispatcher.
             Serves::Registered => (None, None),
         }
     }

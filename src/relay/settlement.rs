@@ -268,8 +268,7 @@ impl Settlement {
         bulkhead.map_or_else(Arc::default, |bulkhead| Arc::clone(&bulkhead.name))
     }
 
-    /// The destination that the message names after a failed send. A message that named none names the registered
-    /// destination that it was for: a retry, or an operator who requeues it, must reach this destination alone.
+    /// The destination that the message names after a failed send. A message that named none names the endpoint that it was for: a retry, or an operator who requeues it, must reach this destination alone.
     fn names(&self) -> Arc<str> {
         match (&self.customer, self.message.destination.as_str()) {
             (Some(customer), "") => Arc::clone(customer),

@@ -16,7 +16,7 @@ use super::lease_clock::LeaseClock;
 use super::metrics::Metrics;
 use super::observer::Observers;
 use super::planner::Policy;
-use super::registered::Registered;
+use super::serving::ServedEndpoints;
 use super::session::{Session, SharedConnection};
 use super::sleep::Sleep;
 use super::stats::Stats;
@@ -89,7 +89,7 @@ pub(crate) struct Shared {
     pub(crate) observers: Observers,
     pub(crate) routes: Routes,
     pub(crate) bulkheads: Vec<Bulkhead>,
-    pub(super) registered: Registered,
+    pub(super) registered: ServedEndpoints,
     /// The most messages to claim.
     pub(crate) limit: Option<u64>,
     /// Whether the relay is a one-shot job.
@@ -159,7 +159,7 @@ impl Shared {
         config: Config,
         source: Source,
         bulkheads: Vec<Bulkhead>,
-        registered: Registered,
+        registered: ServedEndpoints,
         lease: LeaseClock,
         signals: Signals,
     ) -> Self {
@@ -222,7 +222,7 @@ impl Shared {
         most_of_a_settle(&self.config, &self.bulkheads)
     }
 
-    /// All bulkheads. The bulkhead of registered destinations is left out while no destination is registered.
+    /// All bulkheads. The bulkhead of endpoints is left out while no destination is registered.
     pub(super) fn in_use(&self) -> impl Iterator<Item = &Bulkhead> {
         let is_there = |one: &&Bulkhead| {
             !matches!(one.serves, Serves::Registered) || self.registered.registry().is_in_use()

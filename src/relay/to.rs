@@ -7,7 +7,7 @@ use crate::routes::Way;
 pub(crate) enum To {
     /// To the senders of this bulkhead.
     Bulkhead(usize),
-    /// To this registered destination, by the senders that all registered destinations share.
+    /// To this endpoint, by the senders that all endpoints share.
     Registered(u32),
     /// To no single destination: each message is decided when it is claimed. The message becomes one message for each
     /// of its destinations, goes to its only destination, is settled as delivered if no destination wants it, or is
@@ -17,7 +17,7 @@ pub(crate) enum To {
     Nowhere,
 }
 
-/// What shares room: all registered destinations are one group, every other way is its own.
+/// What shares room: all endpoints are one group, every other way is its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Group {
     Only(To),

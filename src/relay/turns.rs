@@ -1,17 +1,17 @@
-//! Turns: how registered destinations share a few threads.
+//! Turns: how endpoints share a few threads.
 //!
-//! Tenants share the time of the threads (see [`Fair`]), and the destinations of a tenant take turns, one message each. A
-//! destination without a tenant has a share of its own. So however many destinations of a tenant are slow, another
+//! Tenants share the time of the threads (see [`Fair`]), and the endpoints of a tenant take turns, one message each. A
+//! endpoint without a tenant has a share of its own. So however many endpoints of a tenant are slow, another
 //! tenant waits for a thread, and not for its turn.
 //!
-//! New destinations, without a response yet, and slow destinations get only a part of the threads, so hundreds of hanging
-//! destinations leave threads to the others. The time of a destination's sends decides, whatever their results are.
+//! New endpoints, without a response yet, and slow endpoints get only a part of the threads, so hundreds of hanging
+//! endpoints leave threads to the others. The time of an endpoint's sends decides, whatever their results are.
 //!
-//! A send that lasts is slow before it ends, whatever was expected of it. If more such sends run than slow destinations
-//! may have, threads of the reserve replace theirs: otherwise destinations that begin to hang would stop all sends for
-//! the time that a destination has for its answer.
+//! A send that lasts is slow before it ends, whatever was expected of it. If more such sends run than slow endpoints
+//! may have, threads of the reserve replace theirs: otherwise endpoints that begin to hang would stop all sends for
+//! the time that an endpoint has for its answer.
 //!
-//! A destination may have one send in flight at first, twice as many after each success (up to its limit), and half as
+//! An endpoint may have one send in flight at first, twice as many after each success (up to its limit), and half as
 //! many after each failure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -24,8 +24,8 @@ use super::gate::{Admission, Pass};
 use super::job::Job;
 use crate::clock;
 
-/// The threads are divided into this many parts. Slow destinations get at most [`OF_SLOW`] parts; new and slow
-/// destinations together get at most [`OF_DOUBTFUL`].
+/// The threads are divided into this many parts. Slow endpoints get at most [`OF_SLOW`] parts; new and slow
+/// endpoints together get at most [`OF_DOUBTFUL`].
 const PARTS: usize = 4;
 const OF_SLOW: usize = 1;
 const OF_DOUBTFUL: usize = 3;
@@ -33,12 +33,12 @@ const OF_DOUBTFUL: usize = 3;
 /// For each thread, this many more may replace threads whose sends last.
 const RESERVE: usize = 3;
 
-/// A destination is slow if its sends take this long: the mean of all, in which the last send counts 1/[`OF_LAST`]. A send
+/// An endpoint is slow if its sends take this long: the mean of all, in which the last send counts 1/[`OF_LAST`]. A send
 /// lasts if it has taken this long.
 const SLOW: Duration = Duration::from_millis(500);
 const OF_LAST: u32 = 4;
 
-/// What is expected of a destination's next send.
+/// What is expected of an endpoint's next send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Class {
     /// No send has had a result yet.
@@ -54,7 +54,7 @@ const CLASSES: [Class; 3] = [Class::New, Class::Slow, Class::Quick];
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Owner {
     Tenant(Uuid),
-    /// A destination without a tenant.
+    /// An endpoint without a tenant.
     Destination(u32),
 }
 
@@ -93,11 +93,11 @@ pub(super) enum Next {
     Nothing(Option<Instant>),
 }
 
-/// Claimed messages, by destination.
+/// Claimed messages, by endpoint.
 pub(super) struct Turns {
     of: HashMap<u32, Turn>,
     classes: [OfClass; CLASSES.len()],
-    /// Destinations that wait for a time: for the rate limit, or for the response to a first send.
+    /// Endpoints that wait for a time: for the rate limit, or for the response to a first send.
     later: BTreeSet<(Instant, u32)>,
     threads: usize,
     /// The number of sends that have begun.
@@ -117,10 +117,10 @@ pub(super) struct Look {
     pub(super) again: Option<Instant>,
 }
 
-/// The destinations of a class.
+/// The endpoints of a class.
 #[derive(Default)]
 struct OfClass {
-    /// The destinations whose turns come next.
+    /// The endpoints whose turns come next.
     ready: Fair<Owner, u32>,
     /// The sends in flight that do not last.
     in_flight: usize,
@@ -138,7 +138,7 @@ struct Turn {
     lasting: usize,
     /// The most sends that may be in flight.
     allowed: usize,
-    /// Whether the destination is among the ready ones.
+    /// Whether the endpoint is among the ready ones.
     is_ready: bool,
     later: Option<Instant>,
 }
@@ -241,12 +241,12 @@ impl Turns {
         self.classes.iter().map(|class| class.waiting).sum()
     }
 
-    /// Messages that no thread has taken, of destinations whose sends are quick.
+    /// Messages that no thread has taken, of endpoints whose sends are quick.
     pub(super) fn waiting_of_quick(&self) -> usize {
         self.classes[Class::Quick as usize].waiting
     }
 
-    /// Whether all destinations with messages wait for a time.
+    /// Whether all endpoints with messages wait for a time.
     pub(super) fn only_waits(&self) -> bool {
         self.waiting() > 0 && self.classes.iter().all(|class| class.ready.is_empty())
     }
@@ -259,7 +259,7 @@ impl Turns {
             .any(|class| is_ready(class) && self.has_thread(*class))
     }
 
-    /// Whether a destination waits for a time.
+    /// Whether an endpoint waits for a time.
     pub(super) fn has_later(&self) -> bool {
         !self.later.is_empty()
     }
@@ -278,7 +278,7 @@ impl Turns {
         }
     }
 
-    /// Whether a destination has messages waiting or in flight.
+    /// Whether an endpoint has messages waiting or in flight.
     #[cfg(test)]
     pub(super) fn has(&self, id: u32) -> bool {
         let turn = self.of.get(&id);
@@ -292,14 +292,14 @@ impl Turns {
         turn.is_some_and(|turn| turn.class() == Class::New && turn.in_flight > 0)
     }
 
-    /// Forgets removed destinations without messages.
+    /// Forgets removed endpoints without messages.
     pub(super) fn keep(&mut self, is_there: impl Fn(u32) -> bool) {
         let is_kept = |turn: &Turn| turn.in_flight > 0 || !turn.jobs.is_empty();
         self.of.retain(|id, turn| is_there(*id) || is_kept(turn));
         self.classes.iter_mut().for_each(|one| one.ready.tidy());
     }
 
-    /// Adds a message for a destination of this tenant.
+    /// Adds a message for an endpoint of this tenant.
     pub(super) fn put(&mut self, id: u32, tenant: Option<Uuid>, job: Job) {
         let turn = self.of.entry(id).or_insert_with(|| Turn {
             jobs: VecDeque::new(),
@@ -330,7 +330,7 @@ impl Turns {
         }
     }
 
-    /// The next work of a thread. `admit` asks the destination's gate.
+    /// The next work of a thread. `admit` asks the endpoint's gate.
     pub(super) fn next(&mut self, now: Instant, mut admit: impl FnMut(u32) -> Admission) -> Next {
         while let Some((at, id)) = self.later.first().copied()
             && at <= now
@@ -343,7 +343,7 @@ impl Turns {
             };
             turn.is_ready = false;
             if turn.jobs.is_empty() || turn.in_flight >= turn.allowed {
-                // A send has failed since the destination got its turn.
+                // A send has failed since the endpoint got its turn.
                 continue;
             }
             let (class, owner) = (turn.class(), turn.owner);
@@ -407,7 +407,7 @@ impl Turns {
         self.make_ready(id);
     }
 
-    /// A send has ended. `sent`: `None` if no message was sent. `most`: the most sends that the destination may have in
+    /// A send has ended. `sent`: `None` if no message was sent. `most`: the most sends that the endpoint may have in
     /// flight.
     pub(super) fn ended(&mut self, send: InFlight, sent: Option<Sent>, most: usize) {
         let InFlight { number, begun } = send;
@@ -434,7 +434,7 @@ impl Turns {
         self.wait_has_ended(begun.id);
     }
 
-    /// A destination has changed: its messages follow it into its class.
+    /// An endpoint has changed: its messages follow it into its class.
     fn learn(&mut self, id: u32, change: impl FnOnce(&mut Turn)) {
         let Some(turn) = self.of.get_mut(&id) else {
             return;
@@ -542,7 +542,7 @@ mod tests {
             }
         }
 
-        /// Works until `end`. Returns the destination and the time of each send that has begun.
+        /// Works until `end`. Returns the endpoint and the time of each send that has begun.
         fn work(&mut self, end: Duration, result: impl Fn(u32) -> Sent) -> Vec<(u32, Duration)> {
             let mut began = Vec::new();
             loop {
@@ -587,10 +587,10 @@ mod tests {
 
     const TENANT: Option<Uuid> = Some(Uuid::from_u128(1));
     const OTHER: Option<Uuid> = Some(Uuid::from_u128(2));
-    /// The destination of the other tenant.
+    /// The endpoint of the other tenant.
     const GOOD: u32 = 0;
 
-    /// Quick responses of one destination, and slow ones of the others.
+    /// Quick responses of one endpoint, and slow ones of the others.
     fn slow_but_good(id: u32) -> Sent {
         Sent {
             went_well: true,
@@ -632,7 +632,7 @@ mod tests {
         }
     }
 
-    /// As long as a registered destination has for its answer.
+    /// As long as an endpoint has for its answer.
     const HANGS_LONG: Duration = Duration::from_secs(15);
 
     fn one_in_five_hangs(id: u32) -> Sent {
@@ -644,7 +644,7 @@ mod tests {
         }
     }
 
-    /// The longest time until a good destination had its turn.
+    /// The longest time until a good endpoint had its turn.
     fn longest_wait(began: &[(u32, Duration)]) -> Duration {
         let good = began.iter().filter(|(id, _)| id % 5 != 0);
         good.map(|(_, at)| *at).max().expect("a send")
@@ -667,7 +667,7 @@ mod tests {
         }
     }
 
-    /// R46: a network that is cut takes destinations with it that were quick a moment ago.
+    /// R46: a network that is cut takes endpoints with it that were quick a moment ago.
     #[test]
     fn destinations_that_begin_to_hang_stop_no_others() {
         let mut threads = Threads::new(64);
@@ -703,7 +703,7 @@ mod tests {
         assert!(look.threads <= 64 + 4, "{look:?}");
     }
 
-    /// R46: after failures, a destination is next among the slow ones.
+    /// R46: after failures, an endpoint is next among the slow ones.
     #[test]
     fn a_destination_that_hangs_once_does_not_wait_behind_destinations_that_always_hang() {
         for tenants in [(TENANT, OTHER), (None, None)] {
@@ -735,7 +735,7 @@ mod tests {
         }
     }
 
-    /// R46: a tenant with a hundred destinations gets no more time than a tenant with one.
+    /// R46: a tenant with a hundred endpoints gets no more time than a tenant with one.
     #[test]
     fn tenants_share_the_time() {
         let mut threads = Threads::new(2);
@@ -755,7 +755,7 @@ mod tests {
         assert!((350..=450).contains(&good), "{good} of {}", began.len());
     }
 
-    /// R46: a destination that fails at once holds no thread.
+    /// R46: an endpoint that fails at once holds no thread.
     #[test]
     fn quick_failures_are_not_slow() {
         let (mut turns, now) = (Turns::new(128), Instant::now());
@@ -779,7 +779,7 @@ mod tests {
         }
     }
 
-    /// Plays `sends` sends of equal length on `threads` threads. Returns the number of sends of each destination.
+    /// Plays `sends` sends of equal length on `threads` threads. Returns the number of sends of each endpoint.
     fn play(turns: &mut Turns, threads: usize, sends: usize) -> BTreeMap<u32, usize> {
         let now = Instant::now();
         let (mut got, mut in_flight) = (BTreeMap::new(), VecDeque::new());
@@ -797,7 +797,7 @@ mod tests {
         got
     }
 
-    /// R46: fairness does not depend on the backlog of a destination, or on which destination came first.
+    /// R46: fairness does not depend on the backlog of an endpoint, or on which endpoint came first.
     #[test]
     fn destinations_with_work_get_as_much_as_each_other() {
         let mut turns = Turns::new(8);
@@ -838,7 +838,7 @@ mod tests {
         assert_eq!(allowed, [1, 2, 4, 4, 2, 1, 1]);
     }
 
-    /// R46: a failing destination gets no more sends than it may have, even if its turn was next.
+    /// R46: a failing endpoint gets no more sends than it may have, even if its turn was next.
     #[test]
     fn a_failure_counts_before_the_next_turn() {
         let (mut turns, now) = (Turns::new(64), Instant::now());
@@ -850,7 +850,7 @@ mod tests {
             let began = send(&mut turns).expect("a send");
             turns.ended(began, sent(went_well, QUICK), 16);
         }
-        // The destination may have four sends in flight, has three, and its turn is next.
+        // The endpoint may have four sends in flight, has three, and its turn is next.
         let mut sends: Vec<InFlight> = (0..3).filter_map(|_| send(&mut turns)).collect();
         turns.ended(sends.remove(0), sent(false, QUICK), 16);
         assert!(
@@ -861,7 +861,7 @@ mod tests {
         assert!(send(&mut turns).is_some());
     }
 
-    /// R46: hanging destinations get only their share of the threads.
+    /// R46: hanging endpoints get only their share of the threads.
     #[test]
     fn destinations_without_an_answer_yet_leave_threads_to_the_others() {
         let (mut turns, now) = (Turns::new(8), Instant::now());
@@ -879,7 +879,7 @@ mod tests {
         }
         let good = sends.iter().filter(|send| send.begun.id == 1).count();
         assert_eq!((good, sends.len()), (2, 8), "six of eight threads");
-        // One of the hanging destinations has responded.
+        // One of the hanging endpoints has responded.
         let other = sends
             .iter()
             .position(|send| send.begun.id != 1)

@@ -33,7 +33,7 @@ pub(super) struct Settle<'a> {
     pub(super) closed: &'a [String],
     /// Which messages are left to other relays, if some may be.
     pub(super) namesakes: Option<&'a Namesakes>,
-    /// Up to where the relay has read the changes of registered destinations.
+    /// Up to where the relay has read the changes of endpoints.
     pub(super) read_to: Option<&'a ReadTo>,
     /// The most bytes of the claimed messages.
     pub(super) bytes: usize,

@@ -22,8 +22,8 @@ pub(crate) struct Serves {
     pub(crate) handlers: Vec<Named>,
     /// Whether the application's own dispatcher takes all other messages.
     pub(crate) rest: bool,
-    /// Whether the relay serves registered destinations, which are rows of the outbox.
-    pub(crate) registered: bool,
+    /// Whether the relay serves endpoints, which are rows of the outbox.
+    pub(crate) endpoints: bool,
     /// Patterns of the only topics that the relay takes; empty: all topics.
     pub(crate) only: Vec<String>,
     /// The rate limits of destinations and groups of handlers, by name.
@@ -35,9 +35,9 @@ pub(crate) struct Serves {
 }
 
 impl Serves {
-    /// The same, with or without registered destinations.
-    pub(crate) fn and_registered(self, registered: bool) -> Self {
-        Self { registered, ..self }
+    /// The same, with or without endpoints.
+    pub(crate) fn and_endpoints(self, endpoints: bool) -> Self {
+        Self { endpoints, ..self }
     }
 
     /// The names of destinations with a URL, and of groups of handlers.
@@ -51,9 +51,9 @@ impl Serves {
         &self.rates
     }
 
-    /// Whether the relay serves registered destinations.
-    pub(crate) fn has_registered(&self) -> bool {
-        self.registered
+    /// Whether the relay serves endpoints.
+    pub(crate) fn has_endpoints(&self) -> bool {
+        self.endpoints
     }
 
     /// Every message.
@@ -64,7 +64,7 @@ impl Serves {
         }
     }
 
-    /// Whether the relay can never take a message, apart from those for registered destinations.
+    /// Whether the relay can never take a message, apart from those for endpoints.
     pub(crate) fn is_nothing(&self) -> bool {
         self.destinations.is_empty() && self.handlers.is_empty() && !self.rest
     }

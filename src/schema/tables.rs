@@ -18,7 +18,7 @@ macro_rules! __outbox_tables {
                 (stringify!($dead), "_dead"),
                 (stringify!($lease), "_lease"),
                 (stringify!($pause), "_pause"),
-                (stringify!($destination), "_destination"),
+                (stringify!($destination), "_endpoint"),
                 (stringify!($messages), "_messages"),
             ],
         );
@@ -70,7 +70,7 @@ macro_rules! __outbox_tables {
                 split_from -> diesel::sql_types::Nullable<diesel::sql_types::BigInt>,
                 /// For a message that is being fanned out: the last destination, in byte order, that has its part.
                 split_to -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// The registered destination that the message is addressed to, by its `id`; null: by its name or topic.
+                /// The endpoint that the message is addressed to, by its `id`; null: by its name or topic.
                 registration -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
             }
         }
@@ -124,7 +124,7 @@ macro_rules! __outbox_tables {
                 settled_at -> diesel::sql_types::Timestamptz,
                 /// The sequence of the message that was fanned out; null: the message is no part.
                 split_from -> diesel::sql_types::Nullable<diesel::sql_types::BigInt>,
-                /// The registered destination that was used, by its `id`; null: none.
+                /// The endpoint that was used, by its `id`; null: none.
                 registration -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
             }
         }
@@ -218,7 +218,7 @@ macro_rules! __outbox_tables {
                 split_to -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
                 /// Whether the dead letter blocks its ordering key.
                 blocks_key -> diesel::sql_types::Bool,
-                /// The registered destination that was used, by its `id`; null: none.
+                /// The endpoint that was used, by its `id`; null: none.
                 registration -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
             }
         }
@@ -245,7 +245,7 @@ macro_rules! __outbox_tables {
                 /// How soon after the end of the relay's session another relay may end the lease; null: only when the
                 /// lease has expired.
                 takeover_after -> diesel::sql_types::Nullable<diesel::sql_types::Interval>,
-                /// The names of the registered destinations that the relay does not serve because of its own settings, by
+                /// The names of the endpoints that the relay does not serve because of its own settings, by
                 /// reason; null: none.
                 refuses -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
                 /// The server process of the relay's listener, which makes inserts notify while the relay sleeps.
@@ -280,9 +280,9 @@ macro_rules! __outbox_tables {
         }
 
         diesel::table! {
-            /// Registered destinations, which are rows instead of settings of the relay.
+            /// Endpoints, which are rows instead of settings of the relay.
             $($of_destination)+ (name) {
-                /// The name of the destination.
+                /// The name of the endpoint.
                 name -> diesel::sql_types::Text,
                 /// The URL to which messages are posted.
                 url -> diesel::sql_types::Text,
@@ -315,11 +315,11 @@ macro_rules! __outbox_tables {
                 policy -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
                 /// A description for people.
                 description -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// Why the destination is disabled.
+                /// Why the endpoint is disabled.
                 disabled_reason -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// When the destination was registered.
+                /// When the endpoint was registered.
                 created_at -> diesel::sql_types::Timestamptz,
-                /// When the destination was last changed. The database sets the column.
+                /// When the endpoint was last changed. The database sets the column.
                 updated_at -> diesel::sql_types::Timestamptz,
                 /// The first failed send since the last successful one; null: the last send was successful.
                 failing_since -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
@@ -342,7 +342,7 @@ macro_rules! __outbox_tables {
                 verification_error -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
                 /// Tells this registration from others of the same name, and from the same row under another tenant.
                 id -> diesel::sql_types::Uuid,
-                /// Who has disabled the destination: `owner`, `operator`, `relay` or `receiver`; null: an operator.
+                /// Who has disabled the endpoint: `owner`, `operator`, `relay` or `receiver`; null: an operator.
                 disabled_by -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
                 /// A JSON object: who has set a value, such as `{"filter": "operator"}`.
                 set_by -> diesel::sql_types::Nullable<diesel::sql_types::Json>,

@@ -11,10 +11,10 @@ use diesel::result::QueryResult;
 use uuid::Uuid;
 
 use super::sql::{On, all_of, clock_timestamp, given, id_text};
-use super::table::{destination, pause};
+use super::table::{endpoint, pause};
+use crate::endpoint::PausedBy;
 use crate::hand::Hand;
 use crate::name::OutboxName;
-use crate::registered_destination::PausedBy;
 use crate::schema::values::system_time;
 use crate::words::words;
 
@@ -33,7 +33,7 @@ words! {
         Destination = "destination",
         /// A topic, as messages name it.
         Topic = "topic",
-        /// All registered destinations of a tenant, by its UUID.
+        /// All endpoints of a tenant, by its UUID.
         Tenant = "tenant",
     }
 }
@@ -54,14 +54,14 @@ macro_rules! is_on {
 pub(super) use is_on;
 
 /// The destination is paused now, alone or with its tenant.
-pub(in crate::store) fn is_paused(name: &OutboxName) -> On<'static, destination::table> {
+pub(in crate::store) fn is_paused(name: &OutboxName) -> On<'static, endpoint::table> {
     let paused = |kind: Pausable| {
         let is_kind = pause::kind.eq(kind.as_str());
         QueryDsl::filter(pauses(name), is_kind.and(is_on!())).select(pause::name)
     };
-    let tenant = destination::tenant_id;
+    let tenant = endpoint::tenant_id;
     let is_tenant = id_text(tenant.assume_not_null()).eq_any(paused(Pausable::Tenant));
-    let is_one = destination::name.eq_any(paused(Pausable::Destination));
+    let is_one = endpoint::name.eq_any(paused(Pausable::Destination));
     Box::new(is_one.or(tenant.is_not_null().and(is_tenant)))
 }
 
@@ -123,13 +123,13 @@ pub(super) fn of_tenants<'a>(
     if ids.is_empty() {
         return Ok(Vec::new());
     }
-    let is_own = destination::tenant_id
+    let is_own = endpoint::tenant_id
         .assume_not_null()
         .eq_any(ids.keys().copied().collect::<Vec<_>>());
-    let is_asked = all_of([given(only, |names| destination::name.eq_any(names))]);
+    let is_asked = all_of([given(only, |names| endpoint::name.eq_any(names))]);
     let found: Vec<(Option<Uuid>, String)> =
-        QueryDsl::filter(destination::table(name.destination()), is_own.and(is_asked))
-            .select((destination::tenant_id, destination::name))
+        QueryDsl::filter(endpoint::table(name.endpoint()), is_own.and(is_asked))
+            .select((endpoint::tenant_id, endpoint::name))
             .load(conn)?;
     let named = |(tenant, name): (Option<Uuid>, String)| {
         let tenant = *ids.get(&tenant?)?;

@@ -313,7 +313,7 @@ tables! {
     }
     messages = outbox_messages { sequence, status, settled_at }
     pause = outbox_pause { kind, name, reason, openings, paused_at, paused_until, lasts, paused_by }
-    destination = outbox_destination {
+    endpoint = outbox_endpoint {
         name, url, topics, tenant_id, filter, enabled, secret, old_secrets_until, headers, auth, mode, concurrency,
         rate, timeout, policy, description, disabled_reason, created_at, updated_at, failing_since,
         failing_reason, failing, verification, verified_at, allowed_rate, verification_due, verification_tries,

@@ -54,7 +54,7 @@ impl Ground {
         );
         std::fs::write(&settings, text).expect("a file");
         database.execute(
-            "INSERT INTO {o}_destination (name, url, topics, description)
+            "INSERT INTO {o}_endpoint (name, url, topics, description)
              VALUES ('acme', 'https://hooks.acme.example/orders', '{webhook.*}', 'Acme Ltd.')",
         );
         Self {
@@ -194,7 +194,7 @@ impl Ground {
             format!("'{}', now() + interval '1 hour'", html("relay")),
         );
         row(
-            "_destination",
+            "_endpoint",
             "name, url, topics, description, enabled, disabled_reason",
             format!(
                 "'{topic}', 'https://a.example/{}', ARRAY['{topic}'], '{}', false, '{}'",
@@ -232,7 +232,7 @@ pub(crate) fn long_rows(database: &Database, tenant: Uuid) {
     let key = "customer-01990000-0000-7000-8000-00000000c0de/subscription-01990000-0000-7000-8000-00000000beef";
     for sql in [
         format!(
-            "INSERT INTO {{o}}_destination (name, url, topics, tenant_id, description, enabled, disabled_by, disabled_reason, failing, failing_since, verification)
+            "INSERT INTO {{o}}_endpoint (name, url, topics, tenant_id, description, enabled, disabled_by, disabled_reason, failing, failing_since, verification)
              SELECT '01990000-0000-7000-8000-' || lpad(n::text, 12, '0'), '{url}&n=' || n, ARRAY['{topic}', 'order.*', 'com.acme-international.stock.*'], '{tenant}',
                     'Accounting of the branch in Ghent, connected by the integration team of Acme International, number ' || n,
                     n % 5 <> 0, CASE n % 5 WHEN 0 THEN (ARRAY['owner', 'operator', 'relay', 'receiver'])[1 + n / 5 % 4] END, CASE n % 5 WHEN 0 THEN '{why}' END,
@@ -267,7 +267,7 @@ pub(crate) fn long_rows(database: &Database, tenant: Uuid) {
              SELECT 0, 3000000 + n, gen_random_uuid(), '{topic}', CASE WHEN n % 4 <> 2 THEN '{LONG}' ELSE '' END, '{tenant}'::uuid, '{key}', '{key}/settled/' || n, '',
                     CASE n % 4 WHEN 1 THEN 'dead' WHEN 2 THEN 'no_subscriber' ELSE 'delivered' END,
                     CASE n % 4 WHEN 1 THEN 'CANCELLED' WHEN 2 THEN 'NO_SUBSCRIBER' END, CASE n % 4 WHEN 1 THEN 'alice: {why}' END, CASE n % 4 WHEN 1 THEN NULL WHEN 2 THEN NULL ELSE 200 END,
-                    n, now() - n * interval '3 hours 7 minutes', now() - n * interval '47 minutes 11 seconds', '{{}}', (SELECT id FROM {{o}}_destination WHERE name = '{LONG}')
+                    n, now() - n * interval '3 hours 7 minutes', now() - n * interval '47 minutes 11 seconds', '{{}}', (SELECT id FROM {{o}}_endpoint WHERE name = '{LONG}')
                FROM generate_series(1, 12) n"
         ),
         format!(
@@ -277,7 +277,7 @@ pub(crate) fn long_rows(database: &Database, tenant: Uuid) {
         ),
         format!(
             "INSERT INTO {{o}}_audit (at, who, act, target, why)
-             SELECT now() - n * interval '1 hour 13 minutes', 'ann.van-den-berghe@integration.acme-international.example', 'rotate_destination', '{LONG}', '{why}' FROM generate_series(1, 5) n"
+             SELECT now() - n * interval '1 hour 13 minutes', 'ann.van-den-berghe@integration.acme-international.example', 'rotate_endpoint', '{LONG}', '{why}' FROM generate_series(1, 5) n"
         ),
         format!(
             "INSERT INTO {{o}}_lease (relay, expires_at) VALUES ('worker-7d9f8b6c5d-x2x4z.orders.production.eu-central-1.acme-international.internal/{LONG}', now() + interval '1 hour')"
@@ -291,7 +291,7 @@ pub(crate) fn long_rows(database: &Database, tenant: Uuid) {
 /// Ten thousand destinations of customers, and a million messages that wait for tomorrow.
 pub(crate) fn crowd(database: &Database) {
     database.execute(
-        "INSERT INTO {o}_destination (name, url, topics, description)
+        "INSERT INTO {o}_endpoint (name, url, topics, description)
          SELECT 'customer-' || n, 'https://customer.example/' || n, '{webhook.*}', 'Customer ' || n
            FROM generate_series(1, 10000) n",
     );
@@ -300,7 +300,7 @@ pub(crate) fn crowd(database: &Database) {
          SELECT 'webhook.' || n % 10, '{}', CASE n % 2 WHEN 1 THEN 'customer-' || n % 20000 END, now() + interval '1 day'
            FROM generate_series(1, 1000000) n",
     );
-    database.execute("ANALYZE {o}, {o}_destination");
+    database.execute("ANALYZE {o}, {o}_endpoint");
 }
 
 /// Runs a scenario in the browser, on the pages at this address. Fails with the browser's output.

@@ -6,7 +6,7 @@ import path from "node:path";
 import { audit, byKeyboard, nameless } from "./looks.mjs";
 import { barriers, expectStatus, inBrowser, photograph, press, says, told, visit } from "./ground.mjs";
 
-const PAGES = ["/", "/dead", `/dead/${told.letter}`, `/messages?q=${told.letter}`, "/messages", "/ledger", "/keys", "/keys?key=order-7", "/destinations", "/destinations?name=acme", "/destinations/edit", "/destinations/edit?name=acme", "/destinations?q=customer-9", "/messages?topic=webhook.1", "/topics", "/relays", "/audit", "/tenant?tenant=00000000-0000-0000-0000-000000000001"];
+const PAGES = ["/", "/dead", `/dead/${told.letter}`, `/messages?q=${told.letter}`, "/messages", "/ledger", "/keys", "/keys?key=order-7", "/endpoints", "/endpoints?name=acme", "/endpoints/edit", "/endpoints/edit?name=acme", "/endpoints?q=customer-9", "/messages?topic=webhook.1", "/topics", "/relays", "/audit", "/tenant?tenant=00000000-0000-0000-0000-000000000001"];
 
 /** A page, or where the button there leads. */
 const LOOKS = [
@@ -15,21 +15,21 @@ const LOOKS = [
   ["/ledger?status=no_subscriber"],
   [`/messages?q=${told.waits}`],
   [`/messages?destination=${told.long}`],
-  [`/destinations?q=${told.long?.slice(0, -2)}`],
-  [`/destinations?name=${told.long}`],
-  [`/destinations/edit?name=${told.long}`],
-  [`/destinations?name=${told.long}`, "Remove…"],
+  [`/endpoints?q=${told.long?.slice(0, -2)}`],
+  [`/endpoints?name=${told.long}`],
+  [`/endpoints/edit?name=${told.long}`],
+  [`/endpoints?name=${told.long}`, "Remove…"],
   [`/tenant?tenant=${told.tenant}`],
   ["/dead", "Discard all matching…"],
   ["/dead", "Requeue all matching…"],
   ["/messages?topic=webhook.1", "Retry…"],
   ["/messages?topic=webhook.1", "Cancel…"],
   ["/dead?reason=nonsense"],
-  ["/destinations?name=acme", "Send a test event"],
-  ["/destinations?name=acme", "Recover…"],
-  ["/destinations?name=acme", "Backfill…"],
-  ["/destinations?name=acme", "New secret"],
-  ["/destinations?name=acme", "Remove…"],
+  ["/endpoints?name=acme", "Send a test event"],
+  ["/endpoints?name=acme", "Recover…"],
+  ["/endpoints?name=acme", "Backfill…"],
+  ["/endpoints?name=acme", "New secret"],
+  ["/endpoints?name=acme", "Remove…"],
   ["/nowhere"],
 ];
 
@@ -200,7 +200,7 @@ const scenarios = {
   hostile: async (open) => {
     const page = await open();
     let texts = "";
-    for (const where of [...PAGES, `/dead?topic=${encodeURIComponent(told.hostile)}`, `/messages?q=${encodeURIComponent(told.hostile)}`, `/keys?key=${encodeURIComponent(told.hostile)}`, `/ledger?topic=${encodeURIComponent(told.hostile)}`, `/destinations?name=${encodeURIComponent(told.hostile)}`]) {
+    for (const where of [...PAGES, `/dead?topic=${encodeURIComponent(told.hostile)}`, `/messages?q=${encodeURIComponent(told.hostile)}`, `/keys?key=${encodeURIComponent(told.hostile)}`, `/ledger?topic=${encodeURIComponent(told.hostile)}`, `/endpoints?name=${encodeURIComponent(told.hostile)}`]) {
       assert.equal(await visit(page, where), 200, where);
       texts += await page.innerText("main");
       const made = await page.evaluate(() => ({
@@ -333,7 +333,7 @@ const scenarios = {
   readonly: async (open) => {
     const page = await open();
     // Whose form is refused is a text, not a page.
-    for (const where of PAGES.filter((where) => !where.startsWith("/destinations/edit"))) {
+    for (const where of PAGES.filter((where) => !where.startsWith("/endpoints/edit"))) {
       await visit(page, where);
       assert.equal(await page.locator('form[method="post"], input[type="checkbox"]').count(), 0, where);
       await says(page, "Read-only: changes are disabled.");

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use diesel_outbox::config::Config;
-use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox::{Backoff, NewMessage};
 use diesel_outbox_pages::{Pages, Portal, Rights, Visitor, portal_routes};
 use http::Method;
@@ -43,14 +43,11 @@ impl Shop {
             ("stock", fails.url(), &["stock.low"]),
             ("archive", works.url(), &["order.cancelled"]),
         ] {
-            let endpoint = RegisteredDestination::new(name, url)
+            let endpoint = Endpoint::new(name, url)
                 .tenant(tenant)
                 .topics(topics.iter().copied());
             let (outbox, mut conn) = (database.outbox(), database.connect());
-            outbox
-                .destinations()
-                .put(&mut conn, &endpoint)
-                .expect("put");
+            outbox.endpoints().put(&mut conn, &endpoint).expect("put");
         }
         let enqueue = |topic: &str, payload: Value| {
             let message = NewMessage::new(topic, &payload)
@@ -70,9 +67,9 @@ impl Shop {
         let dead = enqueue("stock.low", json!({ "article": "teapot", "left": 2 }));
         let relay = database
             .keeping_relay()
-            .configure(|config| config.registered_max_attempts = 3)
+            .configure(|config| config.endpoint_max_attempts = 3)
             .configure(|config| {
-                config.registered_backoff = Backoff::Table(vec![Duration::from_millis(50)])
+                config.endpoint_backoff = Backoff::Table(vec![Duration::from_millis(50)])
             });
         let relay = relay.start().expect("a relay");
         eventually("all messages are settled", || {
@@ -81,10 +78,10 @@ impl Shop {
         end(&relay);
         // As after a day, at addresses of the customer.
         for sql in [
-            "UPDATE {o}_destination SET created_at = now() - interval '9 days', url = 'https://hooks.acme.example/' || name,
+            "UPDATE {o}_endpoint SET created_at = now() - interval '9 days', url = 'https://hooks.acme.example/' || name,
                 description = CASE name WHEN 'orders' THEN 'Accounting' WHEN 'stock' THEN 'Purchasing, in Ghent' ELSE 'Until last year' END",
-            "UPDATE {o}_destination SET enabled = false, disabled_reason = 'GONE', disabled_by = 'receiver' WHERE name = 'archive'",
-            "UPDATE {o}_destination SET failing = true, failing_since = now() - interval '40 min' WHERE name = 'stock'",
+            "UPDATE {o}_endpoint SET enabled = false, disabled_reason = 'GONE', disabled_by = 'receiver' WHERE name = 'archive'",
+            "UPDATE {o}_endpoint SET failing = true, failing_since = now() - interval '40 min' WHERE name = 'stock'",
             "UPDATE {o}_ledger SET settled_at = settled_at - ago, created_at = created_at - ago
                FROM (SELECT sequence AS one, (sequence * sequence % 1380) * interval '1 min' AS ago FROM {o}_ledger) l
               WHERE sequence = one AND status = 'delivered'",
@@ -106,14 +103,14 @@ impl Shop {
         crowd(&self.database);
         let tenant = self.tenant;
         self.database.execute(&format!(
-            "INSERT INTO {{o}}_destination (name, url, topics, tenant_id)
+            "INSERT INTO {{o}}_endpoint (name, url, topics, tenant_id)
              SELECT 'e' || n, 'https://hooks.acme.example/e' || n, '{{order.*}}', '{tenant}' FROM generate_series(100, 999) n"
         ));
         self.database.execute(&format!(
             "INSERT INTO {{o}} (topic, payload, destination, tenant_id, available_at)
              SELECT 'order.paid', '{{}}', 'e500', '{tenant}', now() + interval '1 day' FROM generate_series(1, 200000) n"
         ));
-        self.database.execute("ANALYZE {o}, {o}_destination");
+        self.database.execute("ANALYZE {o}, {o}_endpoint");
     }
 
     /// Adds endpoints and deliveries of the customer with long names, URLs and errors.

@@ -1,4 +1,4 @@
-//! People change registered destinations while relays with different settings deliver: customers add, change, disable
+//! People change endpoints while relays with different settings deliver: customers add, change, disable
 //! and remove endpoints, operators pause, requeue and recover.
 
 use std::collections::HashSet;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use diesel_outbox::admin::{self, Bulk, DeadFilter, Note, Pausable};
-use diesel_outbox::destinations::{Recover, RegisteredDestination};
+use diesel_outbox::endpoints::{Endpoint, Recover};
 use diesel_outbox::{Backoff, Destination, NewMessage, RelayHandle};
 use fastrand::Rng;
 use serde_json::json;
@@ -25,15 +25,15 @@ fn soon() -> Backoff {
     Backoff::Table(vec![Duration::from_millis(50)])
 }
 
-/// A relay with threads for registered destinations, or with a route.
+/// A relay with threads for endpoints, or with a route.
 fn relay(database: &Database, receiver: &Receiver, threads: usize) -> RelayHandle {
     let relay = database
         .keeping_relay()
-        .registered_threads(threads)
+        .endpoint_threads(threads)
         .send_timeout(Duration::from_secs(1))
         .lease(Duration::from_secs(3))
         .configure(|config| config.backoff = soon())
-        .configure(|config| config.registered_backoff = soon());
+        .configure(|config| config.endpoint_backoff = soon());
     let relay = match threads {
         0 => {
             let billing = Destination::new("billing", &receiver.url()).expect("a URL");
@@ -44,10 +44,10 @@ fn relay(database: &Database, receiver: &Receiver, threads: usize) -> RelayHandl
     relay.start().expect("a relay")
 }
 
-fn hook(receiver: &Receiver, rng: &mut Rng) -> RegisteredDestination {
+fn hook(receiver: &Receiver, rng: &mut Rng) -> Endpoint {
     let name = format!("hook-{}", rng.usize(..DESTINATIONS));
     let url = format!("{}/{}", receiver.url(), rng.u8(..2));
-    let hook = RegisteredDestination::new(name, url);
+    let hook = Endpoint::new(name, url);
     match rng.u8(..3) {
         0 => hook,
         1 => hook.topics(["order.*"]),
@@ -74,7 +74,7 @@ fn message(rng: &mut Rng) -> NewMessage {
 fn act(database: &Database, receiver: &Receiver, rng: &mut Rng) {
     let (outbox, name) = (database.outbox(), database.outbox_name());
     let (conn, note) = (&mut database.connect(), Note::new("alice", ""));
-    let all = outbox.destinations();
+    let all = outbox.endpoints();
     let one = hook(receiver, rng);
     match rng.u8(..8) {
         0 => all.put(conn, &one).expect("put"),
@@ -119,7 +119,7 @@ fn no_act_of_people_leaves_a_message_behind() {
     for _ in 0..2 * DESTINATIONS {
         let destinations = database.outbox();
         let put = destinations
-            .destinations()
+            .endpoints()
             .put(conn, &hook(&receiver, &mut rng));
         put.expect("put");
     }
@@ -145,7 +145,7 @@ fn no_act_of_people_leaves_a_message_behind() {
     });
     eventually(&format!("no message is left after the seed {seed}"), || {
         // Receivers that are gone disable their destinations, and others ask to wait.
-        database.execute("UPDATE {o}_destination SET enabled = true WHERE NOT enabled");
+        database.execute("UPDATE {o}_endpoint SET enabled = true WHERE NOT enabled");
         database.execute("DELETE FROM {o}_pause WHERE kind = 'destination'");
         database.number("SELECT count(*) FROM {o}") == 0
     });

@@ -430,7 +430,7 @@ fn page_loads_every_page_beside_a_relay() {
 }
 
 #[test]
-fn registered_destinations_are_measured_beside_hanging_busy_and_changing_ones() {
+fn endpoints_are_measured_beside_hanging_busy_and_changing_ones() {
     let report = Bench::new().report(&[
         "registered",
         "--destinations=20",

@@ -222,7 +222,7 @@ fn below_a_path_all_links_and_forms_lead_below_it() {
     const BASE: &str = "/ops/outbox";
     let database = Database::new();
     database.execute(
-        "INSERT INTO {o}_destination (name, url) VALUES ('acme', 'https://a.example/?q=%22%20href=%22/x')",
+        "INSERT INTO {o}_endpoint (name, url) VALUES ('acme', 'https://a.example/?q=%22%20href=%22/x')",
     );
     database.enqueue("order.paid", serde_json::json!({ "text": " href=\"/x" }));
     let command = database

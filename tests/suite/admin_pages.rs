@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use diesel::connection::SimpleConnection;
 use diesel::sql_types::{Nullable, Text};
 use diesel::{QueryableByName, RunQueryDsl, sql_query};
-use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::endpoints::Endpoint;
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -24,7 +24,7 @@ const PAGES: [&str; 10] = [
     "/messages?q=1",
     "/ledger",
     "/keys",
-    "/destinations",
+    "/endpoints",
     "/topics",
     "/relays",
     "/audit",
@@ -448,21 +448,21 @@ fn topics_are_listed_with_the_relays_that_serve_them_or_why_none_does() {
 fn older_acts_are_on_further_pages_and_a_test_of_a_destination_is_an_act() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let acme = RegisteredDestination::new("acme", receiver.url());
+    let acme = Endpoint::new("acme", receiver.url());
     let (outbox, conn) = (database.outbox(), &mut database.connect());
-    outbox.destinations().put(conn, &acme).expect("put");
+    outbox.endpoints().put(conn, &acme).expect("put");
     database.execute(
         "INSERT INTO {o}_audit (at, who, act, target, why)
          SELECT now() - n * interval '1 min', 'ann', 'pause', 'topic-' || n, '' FROM generate_series(1, 250) n",
     );
     let mut command = database.binary(&["admin"]);
-    command.env("OUTBOX_REGISTERED_HTTPS_ONLY", "false");
-    command.env("OUTBOX_REGISTERED_PUBLIC_ONLY", "false");
+    command.env("OUTBOX_ENDPOINT_HTTPS_ONLY", "false");
+    command.env("OUTBOX_ENDPOINT_PUBLIC_ONLY", "false");
     let page = Page::start(command);
-    let tested = post_overview(&page, "/destination/test", "name=acme");
+    let tested = post_overview(&page, "/endpoint/test", "name=acme");
     assert!(tested.body.contains("succeeded"), "{tested:?}");
     let first = page.get("/audit").body;
-    assert!(first.contains("<code>destination test</code>"), "{first}");
+    assert!(first.contains("<code>endpoint test</code>"), "{first}");
     assert!(first.contains("topic-199") && !first.contains("topic-200"));
     let (_, rest) = first
         .split_once("<a class=\"button second\" href=\"")
@@ -483,7 +483,7 @@ fn a_tenant_has_a_page() {
     let tenants = [1, 2].map(Uuid::from_u128);
     for (tenant, name) in tenants.iter().zip(["acme", "other"]) {
         database.execute(&format!(
-            "INSERT INTO {{o}}_destination (name, url, tenant_id)
+            "INSERT INTO {{o}}_endpoint (name, url, tenant_id)
              VALUES ('{name}', 'https://customer.example/{name}', '{tenant}')"
         ));
         database.execute(&format!(
@@ -500,15 +500,15 @@ fn a_tenant_has_a_page() {
     let [mine, _] = tenants;
     let seen = page.get(&format!("/tenant?tenant={mine}"));
     assert_eq!(seen.status, 200, "{seen:?}");
-    for text in ["/destinations?name=acme", "acme.waits", "acme.died"] {
+    for text in ["/endpoints?name=acme", "acme.waits", "acme.died"] {
         assert!(seen.body.contains(text), "{text}");
     }
     assert!(!seen.body.contains("other"), "{}", seen.body);
-    for list in ["/destinations", "/dead", "/messages", "/ledger"] {
+    for list in ["/endpoints", "/dead", "/messages", "/ledger"] {
         let link = format!("\"{list}?tenant={mine}\"");
         assert!(seen.body.contains(&link), "{link}");
     }
-    let destination = page.get("/destinations?name=acme");
+    let destination = page.get("/endpoints?name=acme");
     let link = format!("/tenant?tenant={mine}");
     assert!(destination.body.contains(&link), "{destination:?}");
     for path in ["/tenant", "/tenant?tenant=acme"] {
@@ -522,7 +522,7 @@ fn a_tenant_has_a_page() {
 fn a_search_continues_behind_ten_thousand_destinations_and_tells_nothing_of_what_is_hidden() {
     let database = Database::new();
     database.execute(
-        "INSERT INTO {o}_destination (name, url, description)
+        "INSERT INTO {o}_endpoint (name, url, description)
          SELECT 'h' || n, 'https://customer.example/x/token' || n, NULL FROM generate_series(10001, 20001) n
           UNION ALL SELECT 'i', 'https://customer.example/', 'has an x/token'",
     );
@@ -530,34 +530,34 @@ fn a_search_continues_behind_ten_thousand_destinations_and_tells_nothing_of_what
     let rows = |path: &str| {
         let body = page.get(path).body;
         let next = body.contains("after=h20000");
-        (body.matches("/destinations?name=").count(), next)
+        (body.matches("/endpoints?name=").count(), next)
     };
     for text in ["x%2Ftoken", "x%2Fother"] {
-        assert_eq!(rows(&format!("/destinations?q={text}")), (0, true));
+        assert_eq!(rows(&format!("/endpoints?q={text}")), (0, true));
     }
-    assert_eq!(rows("/destinations?q=x%2Ftoken&after=h20000"), (1, false));
+    assert_eq!(rows("/endpoints?q=x%2Ftoken&after=h20000"), (1, false));
 }
 
 /// R46
 #[test]
-fn registered_destinations_are_searched_shown_and_changed() {
+fn endpoints_are_searched_shown_and_changed() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let outbox = database.outbox();
     let hook = format!("{}/services/T0/B0", receiver.url());
-    let acme = RegisteredDestination::new("acme", hook)
+    let acme = Endpoint::new("acme", hook)
         .topics(["order.*"])
         .header("x-key", "hunter2");
     let conn = &mut database.connect();
-    outbox.destinations().put(conn, &acme).expect("put");
+    outbox.endpoints().put(conn, &acme).expect("put");
     database.execute(
-        "INSERT INTO {o}_destination (name, url, description, enabled)
+        "INSERT INTO {o}_endpoint (name, url, description, enabled)
          SELECT 'd' || n, 'https://customer.example/' || n, '100%_' || n || '<b>', n % 2 = 0
            FROM generate_series(10001, 20000) n",
     );
     let environment = [
-        ("OUTBOX_REGISTERED_HTTPS_ONLY", "false"),
-        ("OUTBOX_REGISTERED_PUBLIC_ONLY", "false"),
+        ("OUTBOX_ENDPOINT_HTTPS_ONLY", "false"),
+        ("OUTBOX_ENDPOINT_PUBLIC_ONLY", "false"),
     ];
     let mut command = database.binary(&["admin"]);
     command.envs(environment);
@@ -565,20 +565,20 @@ fn registered_destinations_are_searched_shown_and_changed() {
     let rows = |path: &str| {
         let answer = page.get(path);
         assert_eq!(answer.status, 200, "{path}: {answer:?}");
-        answer.body.matches("/destinations?name=").count()
+        answer.body.matches("/endpoints?name=").count()
     };
-    assert_eq!(rows("/destinations"), 50);
-    assert_eq!(rows("/destinations?after=d19990"), 10);
-    assert_eq!(rows("/destinations?q=EXAMPLE%2F1234&state=active"), 5);
+    assert_eq!(rows("/endpoints"), 50);
+    assert_eq!(rows("/endpoints?after=d19990"), 10);
+    assert_eq!(rows("/endpoints?q=EXAMPLE%2F1234&state=active"), 5);
     assert_eq!(
-        rows("/destinations?q=100%25_12345"),
+        rows("/endpoints?q=100%25_12345"),
         1,
         "a wildcard is taken literally"
     );
-    assert_eq!(rows("/destinations?q=100__12345"), 0);
-    assert_eq!(page.get("/destinations?state=odd").status, 400);
-    assert_eq!(page.get("/destinations?name=nobody").status, 404);
-    let body = page.get("/destinations?q=d12345").body;
+    assert_eq!(rows("/endpoints?q=100__12345"), 0);
+    assert_eq!(page.get("/endpoints?state=odd").status, 400);
+    assert_eq!(page.get("/endpoints?name=nobody").status, 404);
+    let body = page.get("/endpoints?q=d12345").body;
     assert!(
         body.contains("&lt;b&gt;") && !body.contains("<b>"),
         "{body}"
@@ -602,7 +602,7 @@ fn registered_destinations_are_searched_shown_and_changed() {
          SELECT 0, 100 + n, gen_random_uuid(), 'order.paid', 'acme', '', 'delivered', 1, now(), now()
            FROM generate_series(1, 37) n",
     );
-    let one = "/destinations?name=acme";
+    let one = "/endpoints?name=acme";
     let body = page.get(one).body;
     assert!(
         body.contains("37") && body.contains("Delivered messages, last hour"),
@@ -611,17 +611,14 @@ fn registered_destinations_are_searched_shown_and_changed() {
     for shown in ["order.*", "x-key", "REJECTED", "Send again", "active"] {
         assert!(body.contains(shown), "{shown}: {body}");
     }
-    let secret = outbox.destinations().secret(conn, "acme").expect("read");
+    let secret = outbox.endpoints().secret(conn, "acme").expect("read");
     let secret = secret.expect("one").written().expose_secret().to_owned();
     for hidden in ["hunter2", "T0/B0", &secret] {
         assert!(!body.contains(hidden), "{hidden}");
     }
 
     let change = |what: &str, fields: &str| {
-        let (path, fields) = (
-            format!("/destination/{what}"),
-            format!("name=acme&{fields}"),
-        );
+        let (path, fields) = (format!("/endpoint/{what}"), format!("name=acme&{fields}"));
         post_overview(&page, &path, &fields)
     };
     let leads = |answer: &Answer| answer.header("location").map(str::to_owned);
@@ -642,15 +639,15 @@ fn registered_destinations_are_searched_shown_and_changed() {
     assert_eq!(database.count("pending"), 1);
     assert!(change("remove", "").body.contains("No, go back"));
     let done = change("remove", "sure=yes");
-    assert_eq!(leads(&done), Some("/destinations?done=removed".to_owned()));
-    let body = page.get("/destinations?done=removed").body;
+    assert_eq!(leads(&done), Some("/endpoints?done=removed".to_owned()));
+    let body = page.get("/endpoints?done=removed").body;
     assert!(
         body.contains("are not sent, and end in the ledger"),
         "{body}"
     );
     let done = change("enable", "");
-    assert_eq!(leads(&done), Some(format!("{one}&done=no_destination")));
-    page.process.wait_for_log("\"admin_destination\"");
+    assert_eq!(leads(&done), Some(format!("{one}&done=no_endpoint")));
+    page.process.wait_for_log("\"admin_endpoint\"");
 }
 
 /// R66: the portal gives endpoints UUIDs as names.
@@ -660,7 +657,7 @@ fn the_overview_calls_an_endpoint_by_its_description_or_its_url() {
     for (name, description) in [(1, "'Accounting'"), (2, "NULL")] {
         let name = format!("01990000-0000-7000-8000-{name:012}");
         database.execute(&format!(
-            "INSERT INTO {{o}}_destination (name, url, description)
+            "INSERT INTO {{o}}_endpoint (name, url, description)
              VALUES ('{name}', 'https://ann:pw@hooks.acme.example/orders/s3cret', {description})"
         ));
         database.execute(&format!(
@@ -800,8 +797,7 @@ fn pages_share_what_one_of_them_has_seen() {
 #[test]
 fn a_slow_page_and_a_slow_change_delay_no_others() {
     let database = Database::new();
-    database
-        .execute("INSERT INTO {o}_destination (name, url) VALUES ('acme', 'https://a.example')");
+    database.execute("INSERT INTO {o}_endpoint (name, url) VALUES ('acme', 'https://a.example')");
     bury(&database, "order.paid", 1, 1);
     let page = open(&database);
     let token = page.get("/dead").form_token();
@@ -809,7 +805,7 @@ fn a_slow_page_and_a_slow_change_delay_no_others() {
     let (mut other, name) = (database.connect(), database.name());
     other
         .batch_execute(&format!(
-            "BEGIN; LOCK TABLE {name}_attempt; SELECT FROM {name}_destination FOR UPDATE"
+            "BEGIN; LOCK TABLE {name}_attempt; SELECT FROM {name}_endpoint FOR UPDATE"
         ))
         .expect("locks");
     let waiting = || {
@@ -821,7 +817,7 @@ fn a_slow_page_and_a_slow_change_delay_no_others() {
         }
         threads.spawn(|| {
             page.post(
-                "/destination/disable",
+                "/endpoint/disable",
                 "",
                 &form("name=acme&reason=they+asked"),
             )
@@ -1067,12 +1063,12 @@ fn a_change_that_is_broken_off_says_how_far_it_came() {
     );
 }
 
-/// R58: the same numbers and names in `status`, `destination list` and `show`, on the page, and as metrics.
+/// R58: the same numbers and names in `status`, `endpoint list` and `show`, on the page, and as metrics.
 #[test]
 fn failing_and_disabled_destinations_are_shown_everywhere() {
     let database = Database::new();
     database.execute(
-        "INSERT INTO {o}_destination (name, url, enabled, failing_since, failing) VALUES
+        "INSERT INTO {o}_endpoint (name, url, enabled, failing_since, failing) VALUES
             ('works', 'https://a.example', true, NULL, false),
             ('falters', 'https://a.example', true, '2026-11-26 10:00:00Z', false),
             ('fails', 'https://a.example', true, '2026-11-26 09:00:00Z', true),
@@ -1080,20 +1076,20 @@ fn failing_and_disabled_destinations_are_shown_everywhere() {
     );
     let run = |arguments: &[&str]| finish(database.binary(arguments)).code(0);
     let status = run(&["status"]).stdout;
-    let line = "registered destinations: 1 failing, 0 paused, 1 disabled, 0 unverified";
+    let line = "endpoints: 1 failing, 0 paused, 1 disabled, 0 unverified";
     assert!(status.contains(line), "{status}");
     assert_eq!(
-        run(&["status", "--json"]).json()["registered_destinations"],
+        run(&["status", "--json"]).json()["endpoints"],
         json!({ "working": 2, "unverified": 0, "paused": 0, "failing": 1, "disabled": 1 })
     );
-    let list = run(&["destination", "list"]).stdout;
+    let list = run(&["endpoint", "list"]).stdout;
     for text in [
         "failing since 2026-11-26T09:00:00Z",
         "active, no success since 2026-11-26T10:00:00Z",
     ] {
         assert_eq!(list.matches(text).count(), 1, "{list}");
     }
-    let failing = run(&["destination", "list", "--failing", "--json"]).json();
+    let failing = run(&["endpoint", "list", "--failing", "--json"]).json();
     let names = |all: &Value| -> Vec<Value> {
         let all = all.as_array().expect("rows").iter();
         all.map(|one| one["name"].clone()).collect()
@@ -1101,7 +1097,7 @@ fn failing_and_disabled_destinations_are_shown_everywhere() {
     assert_eq!(names(&failing), ["ended", "fails"]);
     assert_eq!(failing[1]["failing"], true);
     assert_eq!(failing[1]["failing_since"], "2026-11-26T09:00:00Z");
-    let shown = run(&["destination", "show", "fails"]).stdout;
+    let shown = run(&["endpoint", "show", "fails"]).stdout;
     assert!(
         shown.contains("failing since 2026-11-26T09:00:00Z"),
         "{shown}"
@@ -1110,13 +1106,13 @@ fn failing_and_disabled_destinations_are_shown_everywhere() {
     let page = open(&database);
     let verdict = page.get("/").body;
     for remark in [
-        "1 registered destination is failing (see Destinations).",
-        "1 registered destination is disabled (see Destinations).",
+        "1 endpoint is failing (see Endpoints).",
+        "1 endpoint is disabled (see Endpoints).",
     ] {
         assert!(verdict.contains(remark), "{verdict}");
     }
-    let rows = page.get("/destinations?state=failing").body;
-    assert_eq!(rows.matches("/destinations?name=").count(), 1, "{rows}");
+    let rows = page.get("/endpoints?state=failing").body;
+    assert_eq!(rows.matches("/endpoints?name=").count(), 1, "{rows}");
     assert!(rows.contains(">failing</span>"), "{rows}");
     let metrics = page.get("/metrics").body;
     for (state, count) in [

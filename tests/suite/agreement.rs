@@ -64,7 +64,7 @@ fn relays_that_do_not_agree_on_keys_are_a_problem_and_their_leases_hold_no_key()
     let receiver = Receiver::ok();
     let one = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
     let other = "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=";
-    let threads = ("OUTBOX_REGISTERED_THREADS", "4");
+    let threads = ("OUTBOX_ENDPOINT_THREADS", "4");
     let _one = run(
         &database,
         &receiver.url(),

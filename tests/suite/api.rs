@@ -264,16 +264,17 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
     let (get, post) = (&Method::GET, &Method::POST);
 
     // Destinations.
-    let acme = json!({ "name": "acme/1", "destination": { "url": receiver.url(), "topics": ["order.*"] } });
-    let registered = program.post("/destinations", acme.clone());
-    assert_eq!(registered["destination"]["topics"], json!(["order.*"]));
-    assert_eq!(registered["destination"]["old_secrets_until"], Value::Null);
+    let acme =
+        json!({ "name": "acme/1", "endpoint": { "url": receiver.url(), "topics": ["order.*"] } });
+    let registered = program.post("/endpoints", acme.clone());
+    assert_eq!(registered["endpoint"]["topics"], json!(["order.*"]));
+    assert_eq!(registered["endpoint"]["old_secrets_until"], Value::Null);
     let secret = registered["secret"].as_str().expect("a secret");
     assert!(secret.starts_with("whsec_"));
-    let (status, again) = program.refused(post, "/destinations", acme);
+    let (status, again) = program.refused(post, "/endpoints", acme);
     assert_eq!((status, &again["title"]), (409, &json!("Conflict")));
-    let wrong = json!({ "name": "globex", "destination": { "url": "globex.example" } });
-    let (status, problem) = program.refused(post, "/destinations", wrong);
+    let wrong = json!({ "name": "globex", "endpoint": { "url": "globex.example" } });
+    let (status, problem) = program.refused(post, "/endpoints", wrong);
     assert_eq!(
         (status, &problem["field"]),
         (422, &json!("url")),
@@ -283,20 +284,20 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
     for (body, field) in [
         (unknown, json!("colour")),
         (json!({ "name": 7 }), json!("name")),
-        (json!({ "destination": {} }), json!("name")),
+        (json!({ "endpoint": {} }), json!("name")),
         (
-            json!({ "name": "a", "destination": { "topics": ["a", 1] } }),
+            json!({ "name": "a", "endpoint": { "topics": ["a", 1] } }),
             json!("topics"),
         ),
         (
-            json!({ "name": "a", "destination": { "colour": "red" } }),
+            json!({ "name": "a", "endpoint": { "colour": "red" } }),
             json!("colour"),
         ),
     ] {
-        let (status, problem) = program.refused(post, "/destinations", body);
+        let (status, problem) = program.refused(post, "/endpoints", body);
         assert_eq!((status, &problem["field"]), (422, &field), "{problem}");
     }
-    let acme = "/destinations/acme%2F1";
+    let acme = "/endpoints/acme%2F1";
     for filter in [json!(""), json!({}), json!({ "is": true })] {
         let (status, problem) = program.refused(&Method::PATCH, acme, json!({ "filter": filter }));
         assert_eq!(
@@ -317,14 +318,14 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
         (&json!("Acme"), &Value::Null)
     );
     assert_eq!(program.get(acme), changed);
-    let options = r#"UPDATE {o}_destination SET concurrency = 3, policy = '{"key_run": 50}'"#;
+    let options = r#"UPDATE {o}_endpoint SET concurrency = 3, policy = '{"key_run": 50}'"#;
     database.execute(options);
     let policy = json!({ "concurrency": 3, "key_run": 50 });
     let changed = program.get(acme);
     assert_eq!(changed["policy"], policy);
-    assert_eq!(program.get("/destinations?q=acm")["data"], json!([changed]));
-    assert_eq!(program.get("/destinations?q=globex")["data"], json!([]));
-    assert_eq!(program.ask(get, "/destinations/globex", None).0, 404);
+    assert_eq!(program.get("/endpoints?q=acm")["data"], json!([changed]));
+    assert_eq!(program.get("/endpoints?q=globex")["data"], json!([]));
+    assert_eq!(program.ask(get, "/endpoints/globex", None).0, 404);
     assert_eq!(
         program
             .refused(post, &format!("{acme}/disable"), json!({ "why": "" }))
@@ -374,7 +375,7 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
         ("/ledger", "since"),
         ("/ledger", "until"),
         ("/dead", "reason"),
-        ("/destinations", "state"),
+        ("/endpoints", "state"),
     ] {
         let (status, problem) = program.ask(get, &format!("{list}?{field}=x"), None);
         assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{problem}");
@@ -456,7 +457,7 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
         "{deliveries}"
     );
     assert_eq!(
-        program.ask(get, "/destinations/globex/deliveries", None).0,
+        program.ask(get, "/endpoints/globex/deliveries", None).0,
         404
     );
     let ledger = program.get("/ledger?status=delivered&limit=1");
@@ -539,10 +540,7 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
     assert_eq!(program.ask(get, acme, None).0, 404);
     let acts = program.get("/audit?q=acme")["data"].to_string();
     for act in ["put", "disable", "enable", "rotate", "send-again", "remove"] {
-        assert!(
-            acts.contains(&format!("destination {act}")),
-            "{act}: {acts}"
-        );
+        assert!(acts.contains(&format!("endpoint {act}")), "{act}: {acts}");
     }
     program.get("/openapi.json");
     assert_eq!(program.unanswered(), [""; 0]);
@@ -638,7 +636,7 @@ fn customers_do_as_json_what_they_do_in_the_portal() {
         "{changed}"
     );
     program.done(&Method::PATCH, &one, json!({ "url": changed["url"] }));
-    let stored = "SELECT url FROM {o}_destination";
+    let stored = "SELECT url FROM {o}_endpoint";
     assert_eq!(database.text(stored), Some(with_password));
     let elsewhere = json!({ "url": "http://***@elsewhere.example/" });
     let (status, problem) = program.refused(&Method::PATCH, &one, elsewhere);
@@ -717,7 +715,7 @@ fn customers_do_as_json_what_they_do_in_the_portal() {
         program.refused(post, &format!("{one}/verify"), json!({})).0,
         422
     );
-    database.execute("UPDATE {o}_destination SET verification = 'challenge'");
+    database.execute("UPDATE {o}_endpoint SET verification = 'challenge'");
     let verified = program.post(&format!("{one}/verify"), json!({}));
     assert_eq!(verified["is_verified"], false, "{verified}");
     program.post(&format!("{one}/pause"), json!({ "for": "1h" }));
@@ -939,7 +937,7 @@ fn a_request_with_an_idempotency_key_acts_once_and_has_the_same_answer_for_a_day
     let (acme, globex) = (Uuid::now_v7(), Uuid::now_v7());
     let of = |tenant| Program::new(&portal, &portal.token(tenant, HOUR, Rights::all()));
     let (operator, acme, globex) = (Program::new(&pages, TOKEN), of(acme), of(globex));
-    let endpoints = || database.number("SELECT count(*) FROM {o}_destination");
+    let endpoints = || database.number("SELECT count(*) FROM {o}_endpoint");
 
     let body = json!({ "url": receiver.url(), "topics": ["order.paid"] });
     let (status, mut first, is_replayed) = acme.keyed("/endpoints", &body, "1");
@@ -984,8 +982,8 @@ fn a_request_with_an_idempotency_key_acts_once_and_has_the_same_answer_for_a_day
     let (status, theirs, is_replayed) = globex.keyed("/endpoints", &body, "1");
     assert_eq!((status, is_replayed), (201, false), "{theirs}");
     assert_ne!(theirs["endpoint"]["name"], first["endpoint"]["name"]);
-    let hook = json!({ "name": "hook", "destination": body });
-    let (status, _, is_replayed) = operator.keyed("/destinations", &hook, "1");
+    let hook = json!({ "name": "hook", "endpoint": body });
+    let (status, _, is_replayed) = operator.keyed("/endpoints", &hook, "1");
     assert_eq!((status, is_replayed), (201, false));
     assert_eq!(endpoints(), 3);
 
@@ -1002,25 +1000,25 @@ fn a_request_with_an_idempotency_key_acts_once_and_has_the_same_answer_for_a_day
     assert_eq!(acme.keyed("/endpoints", &body, "2").0, 201);
 
     // A new secret is not made twice, and a test is not sent twice.
-    let (_, rotated, _) = operator.keyed("/destinations/hook/rotate", &json!({}), "3");
+    let (_, rotated, _) = operator.keyed("/endpoints/hook/rotate", &json!({}), "3");
     assert!(rotated["secret"].is_string(), "{rotated}");
-    let again = operator.keyed("/destinations/hook/rotate", &json!({}), "3");
+    let again = operator.keyed("/endpoints/hook/rotate", &json!({}), "3");
     assert_eq!(again, (200, json!({ "secret": null }), true));
     let sent = receiver.count();
-    let tested = operator.keyed("/destinations/hook/test", &json!({}), "4");
-    let again = operator.keyed("/destinations/hook/test", &json!({}), "4");
+    let tested = operator.keyed("/endpoints/hook/test", &json!({}), "4");
+    let again = operator.keyed("/endpoints/hook/test", &json!({}), "4");
     assert_eq!((tested.0, &tested.1, true), (again.0, &again.1, again.2));
     assert_eq!(receiver.count(), sent + 1);
     // The process that sent it has ended before the answer.
     database.execute("UPDATE {o}_request SET status = NULL, answer = NULL WHERE key = '4'");
     assert_eq!(
-        operator.keyed("/destinations/hook/test", &json!({}), "4").0,
+        operator.keyed("/endpoints/hook/test", &json!({}), "4").0,
         409
     );
     assert_eq!(receiver.count(), sent + 1);
     // No send takes so long.
     database.execute("UPDATE {o}_request SET at = now() - interval '15 minutes' WHERE key = '4'");
-    let (status, _, is_replayed) = operator.keyed("/destinations/hook/test", &json!({}), "4");
+    let (status, _, is_replayed) = operator.keyed("/endpoints/hook/test", &json!({}), "4");
     assert_eq!((status, is_replayed), (200, false));
     assert_eq!(receiver.count(), sent + 2);
 
@@ -1065,7 +1063,7 @@ fn the_same_request_of_two_processes_at_once_acts_once() {
         let (status, _, is_replayed) = programs[0].keyed("/endpoints", &body, key);
         assert_eq!((status, is_replayed), (201, true));
     }
-    assert_eq!(database.number("SELECT count(*) FROM {o}_destination"), 5);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_endpoint"), 5);
 }
 
 /// R60: what a request has done and its answer are one transaction.
@@ -1074,27 +1072,27 @@ fn an_act_whose_answer_cannot_be_kept_is_undone() {
     let (database, receiver) = (Database::new(), receiver());
     let pages = pages(&database);
     let program = Program::new(&pages, TOKEN);
-    let body = json!({ "name": "hook", "destination": { "url": receiver.url() } });
+    let body = json!({ "name": "hook", "endpoint": { "url": receiver.url() } });
     database.execute("ALTER TABLE {o}_request ADD CONSTRAINT fits CHECK (answer IS NULL)");
-    let (status, problem, _) = program.keyed("/destinations", &body, "1");
+    let (status, problem, _) = program.keyed("/endpoints", &body, "1");
     assert_eq!(status, 503, "{problem}");
-    assert_eq!(program.ask(&Method::GET, "/destinations/hook", None).0, 404);
+    assert_eq!(program.ask(&Method::GET, "/endpoints/hook", None).0, 404);
     assert_eq!(database.number("SELECT count(*) FROM {o}_audit"), 0);
     database.execute("ALTER TABLE {o}_request DROP CONSTRAINT fits");
-    let (status, answer, is_replayed) = program.keyed("/destinations", &body, "1");
+    let (status, answer, is_replayed) = program.keyed("/endpoints", &body, "1");
     assert_eq!((status, is_replayed), (201, false), "{answer}");
 
     // A test that was sent stays sent: the program gets the result, and its key is taken for some minutes.
     database
         .execute("ALTER TABLE {o}_request ADD CONSTRAINT fits CHECK (answer IS NULL) NOT VALID");
-    let (status, tested, _) = program.keyed("/destinations/hook/test", &json!({}), "2");
+    let (status, tested, _) = program.keyed("/endpoints/hook/test", &json!({}), "2");
     assert_eq!(
         (status, &tested["accepted"]),
         (200, &json!(true)),
         "{tested}"
     );
     assert_eq!(
-        program.keyed("/destinations/hook/test", &json!({}), "2").0,
+        program.keyed("/endpoints/hook/test", &json!({}), "2").0,
         409
     );
     assert_eq!(receiver.count(), 1);
@@ -1111,24 +1109,24 @@ fn an_act_that_was_undone_has_no_line_in_the_audit_log() {
     );
     let bearer = format!("authorization: Bearer {TOKEN}");
     let register = |name: &str| {
-        let body = json!({ "name": name, "destination": { "url": "https://acme.example/" } });
+        let body = json!({ "name": name, "endpoint": { "url": "https://acme.example/" } });
         let headers = [
             bearer.as_str(),
             "content-type: application/json",
             "idempotency-key: 1",
         ];
-        let answer = page.request("POST /api/v1/destinations", &headers, &body.to_string());
+        let answer = page.request("POST /api/v1/endpoints", &headers, &body.to_string());
         answer.status
     };
     database.execute("ALTER TABLE {o}_request ADD CONSTRAINT fits CHECK (answer IS NULL)");
     assert_eq!(register("undone"), 503);
     database.execute("ALTER TABLE {o}_request DROP CONSTRAINT fits");
     assert_eq!(register("done"), 201);
-    page.process.wait_for_log("admin_destination");
+    page.process.wait_for_log("admin_endpoint");
     let log = page.process.log();
     let acts: Vec<&str> = log
         .lines()
-        .filter(|line| line.contains("admin_destination"))
+        .filter(|line| line.contains("admin_endpoint"))
         .collect();
     assert!(acts.len() == 1 && !acts[0].contains("undone"), "{log}");
 }
@@ -1141,9 +1139,9 @@ fn a_request_acts_once_with_borrowed_connections_too() {
     let get = move || Ok::<_, String>(Box::new(lent.connect()));
     let pages = Pages::operators(&config(&database), get, None).expect("pages");
     let visitor = || Visitor::known("ann", Rights::all());
-    let body = json!({ "name": "hook", "destination": { "url": receiver.url() } }).to_string();
+    let body = json!({ "name": "hook", "endpoint": { "url": receiver.url() } }).to_string();
     let send = || {
-        let request = Request::post("/api/v1/destinations")
+        let request = Request::post("/api/v1/endpoints")
             .header("host", "localhost")
             .header("content-type", "application/json")
             .header("idempotency-key", "1")
@@ -1158,10 +1156,10 @@ fn a_request_acts_once_with_borrowed_connections_too() {
     assert_eq!(second.headers()["idempotency-replayed"], "true");
     // The act and its answer are one transaction there, too.
     database.execute("DELETE FROM {o}_request");
-    database.execute("DELETE FROM {o}_destination");
+    database.execute("DELETE FROM {o}_endpoint");
     database.execute("ALTER TABLE {o}_request ADD CONSTRAINT fits CHECK (answer IS NULL)");
     assert_eq!(read(&send()).0, 503);
-    assert_eq!(database.number("SELECT count(*) FROM {o}_destination"), 0);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_endpoint"), 0);
     assert_eq!(database.number("SELECT count(*) FROM {o}_request"), 0);
 }
 
@@ -1171,7 +1169,7 @@ fn json_hides_what_the_pages_hide() {
     let (database, acme, _) = two();
     let (pages, portal) = (pages(&database), portal(&database));
     let look = Rights::look().with_act(true);
-    database.execute("UPDATE {o}_destination SET url = url || '/hunter2'");
+    database.execute("UPDATE {o}_endpoint SET url = url || '/hunter2'");
     let ask = |handler: &dyn Handler, visitor: Visitor, method: &Method, path: &str| {
         let request = Request::builder()
             .method(method)
@@ -1187,26 +1185,21 @@ fn json_hides_what_the_pages_hide() {
         &format!("/messages/{}", acme.dead),
     );
     assert!(!shown.to_string().contains("x-shop") && shown["rows"][0]["payload"].is_null());
-    let (_, shown) = ask(&pages, operator(), &Method::GET, "/destinations/acme-hook");
+    let (_, shown) = ask(&pages, operator(), &Method::GET, "/endpoints/acme-hook");
     assert!(!shown.to_string().contains("hunter2"), "{shown}");
-    let (_, found) = ask(&pages, operator(), &Method::GET, "/destinations?q=hunter2");
+    let (_, found) = ask(&pages, operator(), &Method::GET, "/endpoints?q=hunter2");
     assert_eq!(found["data"], json!([]));
-    let (_, found) = ask(
-        &pages,
-        operator(),
-        &Method::GET,
-        "/destinations?q=127.0.0.1",
-    );
+    let (_, found) = ask(&pages, operator(), &Method::GET, "/endpoints?q=127.0.0.1");
     assert_eq!(found["data"].as_array().map(Vec::len), Some(2));
     // Nor does the next page tell that there is a match.
     database.execute(
-        "INSERT INTO {o}_destination (name, url, topics)
+        "INSERT INTO {o}_endpoint (name, url, topics)
          SELECT 'n' || n, 'https://globex.example/a/hunter2', '{*}' FROM generate_series(1, 5) n",
     );
-    let few = "/destinations?limit=2&q=hunter2";
+    let few = "/endpoints?limit=2&q=hunter2";
     let (_, found) = ask(&pages, operator(), &Method::GET, few);
     assert_eq!((&found["data"], &found["next"]), (&json!([]), &Value::Null));
-    let rotate = "/destinations/acme-hook/rotate";
+    let rotate = "/endpoints/acme-hook/rotate";
     let (status, rotated) = ask(&pages, operator(), &Method::POST, rotate);
     assert_eq!((status, &rotated["secret"]), (StatusCode::OK, &Value::Null));
     let customer = || Visitor::of_tenant(acme.id, "ann", look);
@@ -1230,10 +1223,10 @@ fn json_hides_what_the_pages_hide() {
 fn without_the_right_no_route_shows_content() {
     const CONTENT: [&str; 3] = ["x-shop", "says so", "hunter2"];
     let (database, acme, _) = two();
-    database.execute("UPDATE {o}_destination SET url = url || '/hunter2'");
+    database.execute("UPDATE {o}_endpoint SET url = url || '/hunter2'");
     let mut public = config(&database);
     // Otherwise no response is shown to customers.
-    public.registered_public_only = true;
+    public.endpoint_public_only = true;
     let portal = Pages::portal(&public, &database.secret_url()).expect("a portal");
     let portal = portal.key([7; 32]).expect("a key");
     let pages = pages(&database);
@@ -1377,7 +1370,7 @@ fn a_client_that_was_made_from_the_document_registers_lists_and_recovers() {
     let arguments = [url.as_str(), TOKEN, "https://customer.example/"];
     let said = run_client(&document.body, "client.py", &arguments);
     assert!(said.contains("'changed': 0"), "{said}");
-    let names = database.text("SELECT string_agg(name, ' ') FROM {o}_destination");
+    let names = database.text("SELECT string_agg(name, ' ') FROM {o}_endpoint");
     assert_eq!(names.as_deref(), Some("acme"));
 }
 
@@ -1408,7 +1401,7 @@ fn a_client_of_the_portals_document_adds_an_endpoint_once_and_tests_it() {
     let said = run_client(&document, "portal.py", &[&url, &token, &receiver.url()]);
     assert!(said.contains("'accepted': True"), "{said}");
     assert_eq!(receiver.count(), 1);
-    assert_eq!(database.number("SELECT count(*) FROM {o}_destination"), 1);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_endpoint"), 1);
 }
 
 /// R60: read by a validator that is independent of this project.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use diesel_outbox::config::{Auth, Breaker, Config, Mode, Proxy, SecretKeys};
-use diesel_outbox::destinations::{DeliveryFilter, RegisteredDestination};
+use diesel_outbox::endpoints::{DeliveryFilter, Endpoint};
 use diesel_outbox::{Destination, HttpDispatcher, RelayBuilder, RelayHandle};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
@@ -261,9 +261,9 @@ fn r59_the_url_of_the_token_server_is_checked_like_that_of_the_destination() {
     let error = config.validate().expect_err("no https");
     assert_eq!(error.key(), "destinations.billing.auth.token_url");
 
-    // A registered destination is not disabled: another relay may be allowed to send.
+    // An endpoint is not disabled: another relay may be allowed to send.
     let (database, receiver) = (Database::new(), Receiver::ok());
-    let hook = RegisteredDestination::new("acme", receiver.url());
+    let hook = Endpoint::new("acme", receiver.url());
     put(
         &database,
         &SecretKeys::default(),
@@ -275,14 +275,14 @@ fn r59_the_url_of_the_token_server_is_checked_like_that_of_the_destination() {
     });
     end(&started);
     assert_eq!(
-        database.number("SELECT count(*) FROM {o}_destination WHERE enabled"),
+        database.number("SELECT count(*) FROM {o}_endpoint WHERE enabled"),
         1
     );
 }
 
 fn problem(database: &Database) -> String {
     let (outbox, conn) = (database.outbox(), &mut database.connect());
-    let found = outbox.destinations().get(conn, "acme").expect("an answer");
+    let found = outbox.endpoints().get(conn, "acme").expect("an answer");
     found.and_then(|one| one.problem).unwrap_or_default()
 }
 
@@ -370,23 +370,23 @@ fn with_input(mut command: Command, input: &[u8]) -> Finished {
     }
 }
 
-// --- Registered destinations --------------------------------------------------------------
+// --- Endpoints --------------------------------------------------------------
 
 fn registered(database: &Database) -> RelayBuilder {
     database
         .relay()
-        .registered_threads(4)
-        .configure(|config| config.registered_public_only = false)
+        .endpoint_threads(4)
+        .configure(|config| config.endpoint_public_only = false)
 }
 
-fn put(database: &Database, keys: &SecretKeys, hook: &RegisteredDestination) {
+fn put(database: &Database, keys: &SecretKeys, hook: &Endpoint) {
     let (outbox, conn) = (database.outbox(), &mut database.connect());
-    let destinations = outbox.destinations().with_keys(keys);
+    let destinations = outbox.endpoints().with_keys(keys);
     destinations.put(conn, hook).expect("put");
 }
 
 fn stored(database: &Database) -> String {
-    let auth = database.text("SELECT auth FROM {o}_destination WHERE name = 'acme'");
+    let auth = database.text("SELECT auth FROM {o}_endpoint WHERE name = 'acme'");
     auth.expect("authentication")
 }
 
@@ -403,7 +403,7 @@ fn r59_authentication_is_encrypted_at_rest_like_the_secrets() {
         SecretKeys::random(),
         SecretKeys::default(),
     );
-    let hook = RegisteredDestination::new("acme", receiver.url())
+    let hook = Endpoint::new("acme", receiver.url())
         .configure(|hook| hook.auth = Some(auth(&oauth2(&server))));
     put(&database, &none, &hook);
     assert!(stored(&database).contains("hunter2"));
@@ -414,7 +414,7 @@ fn r59_authentication_is_encrypted_at_rest_like_the_secrets() {
     // Whoever lacks the key keeps it.
     let outbox = database.outbox();
     let get = |keys: &SecretKeys| {
-        let destinations = outbox.destinations().with_keys(keys);
+        let destinations = outbox.endpoints().with_keys(keys);
         let found = destinations.get(&mut database.connect(), "acme");
         found.expect("an answer").expect("it is there")
     };
@@ -440,7 +440,7 @@ fn r59_authentication_is_encrypted_at_rest_like_the_secrets() {
     let both: SecretKeys = format!("{} {}", text(&new), text(&old))
         .parse()
         .expect("keys");
-    let destinations = outbox.destinations().with_keys(&both);
+    let destinations = outbox.endpoints().with_keys(&both);
     let before = destinations
         .encrypt(&mut database.connect())
         .expect("encrypted");
@@ -450,7 +450,7 @@ fn r59_authentication_is_encrypted_at_rest_like_the_secrets() {
     assert_eq!(get(&new).problem, None);
 
     let without = registered(&database)
-        .configure(|config| config.registered_https_only = false)
+        .configure(|config| config.endpoint_https_only = false)
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({}));
@@ -461,7 +461,7 @@ fn r59_authentication_is_encrypted_at_rest_like_the_secrets() {
     });
     assert_eq!((receiver.count(), server.count()), (0, 0));
     let with = registered(&database)
-        .configure(|config| config.registered_https_only = false)
+        .configure(|config| config.endpoint_https_only = false)
         .secret_keys(new);
     let with = with.start().expect("a relay");
     let request = receiver.wait_for(1).remove(0);
@@ -478,9 +478,9 @@ fn r59_commands_set_test_and_show_authentication_and_the_log_shows_no_secret() {
     let command = |arguments: &[&str]| {
         let mut command = database.binary(arguments);
         command
-            .env("OUTBOX_REGISTERED_HTTPS_ONLY", "false")
-            .env("OUTBOX_REGISTERED_PUBLIC_ONLY", "false")
-            .env("OUTBOX_REGISTERED_THREADS", "4")
+            .env("OUTBOX_ENDPOINT_HTTPS_ONLY", "false")
+            .env("OUTBOX_ENDPOINT_PUBLIC_ONLY", "false")
+            .env("OUTBOX_ENDPOINT_THREADS", "4")
             .env("RUST_LOG", "trace");
         command
     };
@@ -491,15 +491,7 @@ fn r59_commands_set_test_and_show_authentication_and_the_log_shows_no_secret() {
         format!("@{}", file.path()),
         "-".to_owned(),
     ] {
-        let put = command(&[
-            "destination",
-            "put",
-            "acme",
-            &url,
-            "--auth",
-            &given,
-            "--json",
-        ]);
+        let put = command(&["endpoint", "put", "acme", &url, "--auth", &given, "--json"]);
         let shown = with_input(put, settings.as_bytes()).code(0);
         let output = format!("{} {}", shown.stdout, shown.stderr);
         assert!(!output.contains("hunter2"), "{output}");
@@ -507,13 +499,13 @@ fn r59_commands_set_test_and_show_authentication_and_the_log_shows_no_secret() {
             "type": "oauth2", "token_url": format!("http://{}/token", server.address), "client_id": "shop:1",
         });
         assert_eq!(shown.json()["auth"], expected);
-        finish(command(&["destination", "put", "acme", "--clear", "auth"])).code(0);
+        finish(command(&["endpoint", "put", "acme", "--clear", "auth"])).code(0);
         assert_eq!(
-            database.number("SELECT count(*) FROM {o}_destination WHERE auth IS NULL"),
+            database.number("SELECT count(*) FROM {o}_endpoint WHERE auth IS NULL"),
             1
         );
     }
-    let refused = command(&["destination", "put", "acme", "--auth", "{\"type\": hunter2"]);
+    let refused = command(&["endpoint", "put", "acme", "--auth", "{\"type\": hunter2"]);
     let refused = finish(refused).code(2).stderr;
     assert!(
         refused.contains("auth: not JSON") && !refused.contains("hunter2"),
@@ -521,19 +513,12 @@ fn r59_commands_set_test_and_show_authentication_and_the_log_shows_no_secret() {
     );
 
     // A forgotten @.
-    let refused = command(&["destination", "put", "acme", "--auth", "acme.json"]);
+    let refused = command(&["endpoint", "put", "acme", "--auth", "acme.json"]);
     let refused = finish(refused).code(2).stderr;
     assert!(refused.contains("@FILE"), "{refused}");
 
-    finish(command(&[
-        "destination",
-        "put",
-        "acme",
-        "--auth",
-        &settings,
-    ]))
-    .code(0);
-    let tested = finish(command(&["destination", "test", "acme", "--json"])).code(0);
+    finish(command(&["endpoint", "put", "acme", "--auth", &settings])).code(0);
+    let tested = finish(command(&["endpoint", "test", "acme", "--json"])).code(0);
     assert_eq!(tested.json()["went_well"], true, "{}", tested.stdout);
     let mut relay = Running::start(command(&["run"]));
     database.enqueue("order.paid", json!({}));
@@ -541,7 +526,7 @@ fn r59_commands_set_test_and_show_authentication_and_the_log_shows_no_secret() {
     relay.signal("TERM");
     assert!(relay.wait().success(), "{}", relay.log());
     let log = relay.log();
-    let shown = finish(command(&["destination", "show", "acme"]))
+    let shown = finish(command(&["endpoint", "show", "acme"]))
         .code(0)
         .stdout;
     assert!(shown.contains("client_id shop:1"), "{shown}");
@@ -561,13 +546,13 @@ fn r59_commands_set_test_and_show_authentication_and_the_log_shows_no_secret() {
 fn r59_a_customer_reads_what_to_mend_at_the_token_server() {
     let (database, receiver) = (Database::new(), Receiver::ok());
     let server = answering(|_| (401, json!({ "error": "invalid_client" })));
-    let hook = RegisteredDestination::new("acme", receiver.url()).configure(|hook| {
+    let hook = Endpoint::new("acme", receiver.url()).configure(|hook| {
         hook.auth = Some(auth(&oauth2(&server)));
         hook.policy.max_attempts = Some(1);
     });
     put(&database, &SecretKeys::default(), &hook);
     let relay = registered(&database)
-        .configure(|config| config.registered_https_only = false)
+        .configure(|config| config.endpoint_https_only = false)
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({}));
@@ -575,7 +560,7 @@ fn r59_a_customer_reads_what_to_mend_at_the_token_server() {
     end(&relay);
     let (outbox, conn) = (database.outbox(), &mut database.connect());
     let page = outbox
-        .destinations()
+        .endpoints()
         .deliveries(conn, "acme", &DeliveryFilter::default(), 10);
     let row = &page.expect("an answer").rows[0];
     // The code of the error is for customers, too, if only public addresses are connected to.
@@ -592,16 +577,16 @@ fn r59_a_row_that_no_relay_can_use_is_disabled_with_the_reason() {
     put(
         &database,
         &SecretKeys::default(),
-        &RegisteredDestination::new("acme", receiver.url()),
+        &Endpoint::new("acme", receiver.url()),
     );
     database.execute(
-        "UPDATE {o}_destination SET auth = '{\"type\": \"kerberos\", \"secret\": \"hunter2\"}'",
+        "UPDATE {o}_endpoint SET auth = '{\"type\": \"kerberos\", \"secret\": \"hunter2\"}'",
     );
     let relay = registered(&database)
-        .configure(|config| config.registered_https_only = false)
+        .configure(|config| config.endpoint_https_only = false)
         .start()
         .expect("a relay");
-    let reason = || database.text("SELECT disabled_reason FROM {o}_destination");
+    let reason = || database.text("SELECT disabled_reason FROM {o}_endpoint");
     eventually("it is disabled", || reason().is_some());
     end(&relay);
     let reason = reason().expect("a reason");

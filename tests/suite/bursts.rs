@@ -1,4 +1,4 @@
-//! Bursts to many registered destinations: the work is done in bounded pieces.
+//! Bursts to many endpoints: the work is done in bounded pieces.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::support::{Database, Receiver, end, eventually};
 
 /// An outbox without statistics: the planner sees empty tables for the whole test.
 fn without_statistics(database: &Database) {
-    for table in ["", "_dead", "_destination", "_lease", "_pause"] {
+    for table in ["", "_dead", "_endpoint", "_lease", "_pause"] {
         database.execute(&format!(
             "ALTER TABLE {{o}}{table} SET (autovacuum_enabled = off)"
         ));
@@ -20,7 +20,7 @@ fn without_statistics(database: &Database) {
 /// Registers destinations for `order.*`, each with a path of its own.
 fn register(database: &Database, receiver: &Receiver, count: usize) {
     let registered = database.execute(&format!(
-        "INSERT INTO {{o}}_destination (name, url, topics)
+        "INSERT INTO {{o}}_endpoint (name, url, topics)
          SELECT 'hook-' || n, '{}/' || n, '{{order.*}}' FROM generate_series(1, {count}) AS n",
         receiver.url()
     ));
@@ -30,11 +30,11 @@ fn register(database: &Database, receiver: &Receiver, count: usize) {
 fn relay(database: &Database) -> RelayBuilder {
     database
         .relay()
-        .registered_threads(16)
-        .configure(|config| config.registered_https_only = false)
-        .configure(|config| config.registered_public_only = false)
+        .endpoint_threads(16)
+        .configure(|config| config.endpoint_https_only = false)
+        .configure(|config| config.endpoint_public_only = false)
         .send_timeout(Duration::from_secs(10))
-        .configure(|config| config.registered_timeout = Duration::from_secs(10))
+        .configure(|config| config.endpoint_timeout = Duration::from_secs(10))
         .lease(Duration::from_secs(30))
 }
 

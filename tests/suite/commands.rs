@@ -338,14 +338,14 @@ fn a_database_that_does_not_exist_is_named() {
 
 // --- status and check ---------------------------------------------------------------------
 
-/// R46: a relay may have only registered destinations.
+/// R46: a relay may have only endpoints.
 #[test]
-fn check_accepts_a_relay_of_registered_destinations_alone() {
+fn check_accepts_a_relay_of_endpoints_alone() {
     let database = Database::new();
     let mut command = database.binary(&["check"]);
-    command.env("OUTBOX_REGISTERED_THREADS", "8");
+    command.env("OUTBOX_ENDPOINT_THREADS", "8");
     let found = finish(command).code(0).stdout;
-    let route = "every topic -> the registered destinations that subscribe to it";
+    let route = "every topic -> the endpoints that subscribe to it";
     assert!(found.contains(route), "{found}");
 }
 

@@ -372,7 +372,7 @@ fn a_paused_topic_or_tenant_wakes_no_relay_until_it_is_resumed() {
     let database = database();
     let tenant = uuid::Uuid::now_v7();
     database.execute(&format!(
-        "INSERT INTO outbox_destination (name, url, tenant_id) VALUES ('acme', '{}', '{tenant}');
+        "INSERT INTO outbox_endpoint (name, url, tenant_id) VALUES ('acme', '{}', '{tenant}');
          INSERT INTO outbox_pause (kind, name, reason) VALUES ('topic', 'held', 'OPERATOR'), ('tenant', '{tenant}', 'unpaid');
          INSERT INTO outbox (topic, payload) VALUES ('held', '1');
          INSERT INTO outbox (topic, payload, tenant_id, destination) VALUES ('paid', '1', '{tenant}', 'acme')",
@@ -397,12 +397,12 @@ fn a_paused_topic_or_tenant_wakes_no_relay_until_it_is_resumed() {
     eventually("both are served", || delivered(&database) == 3);
 }
 
-/// With registered destinations on this machine.
+/// With endpoints on this machine.
 fn registered(mut command: Command) -> Command {
     command
-        .env("OUTBOX_REGISTERED_THREADS", "2")
-        .env("OUTBOX_REGISTERED_HTTPS_ONLY", "false")
-        .env("OUTBOX_REGISTERED_PUBLIC_ONLY", "false");
+        .env("OUTBOX_ENDPOINT_THREADS", "2")
+        .env("OUTBOX_ENDPOINT_HTTPS_ONLY", "false")
+        .env("OUTBOX_ENDPOINT_PUBLIC_ONLY", "false");
     command
 }
 
@@ -413,7 +413,7 @@ fn a_failing_destination_is_reported_although_nothing_is_to_be_sent() {
     let database = database();
     let url = receiver.url();
     database.execute(&format!(
-        "INSERT INTO outbox_destination (name, url, topics) VALUES ('acme', '{url}', '{{order.*}}')"
+        "INSERT INTO outbox_endpoint (name, url, topics) VALUES ('acme', '{url}', '{{order.*}}')"
     ));
     let file = File::of(&[("a", &database.url)]);
     let mut command = registered(file.run(&receiver, &[]));
@@ -421,9 +421,9 @@ fn a_failing_destination_is_reported_although_nothing_is_to_be_sent() {
     let process = Running::start(command);
     process.wait_for_log("event=relay_stopped");
     database.execute(
-        "UPDATE outbox_destination SET failing_since = now() - interval '11 min', failing_reason = 'SERVER_ERROR'",
+        "UPDATE outbox_endpoint SET failing_since = now() - interval '11 min', failing_reason = 'SERVER_ERROR'",
     );
-    let told = "SELECT count(*) FROM outbox_messages WHERE topic = 'outbox.destination.failing'";
+    let told = "SELECT count(*) FROM outbox_messages WHERE topic = 'outbox.endpoint.failing'";
     eventually("it is reported", || database.number(told) == 1);
 }
 

@@ -1,24 +1,24 @@
 //! Declared topics, and what is said of topics that nobody subscribes to.
 
-use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::endpoints::Endpoint;
 use serde_json::json;
 
 use crate::support::{Database, File, Receiver, Running, eventually, finish};
 
 /// A customer that subscribes to orders.
 fn acme(database: &Database, url: String) {
-    let hook = RegisteredDestination::new("acme", url).topics(["order.*"]);
+    let hook = Endpoint::new("acme", url).topics(["order.*"]);
     let conn = &mut database.connect();
-    (database.outbox().destinations())
+    (database.outbox().endpoints())
         .put(conn, &hook)
         .expect("put");
 }
 
 fn drain(database: &Database, settings: &[(&str, &str)]) -> serde_json::Value {
     let mut drain = database.binary(&["drain", "--json"]);
-    drain.env("OUTBOX_REGISTERED_THREADS", "4");
-    drain.env("OUTBOX_REGISTERED_HTTPS_ONLY", "false");
-    drain.env("OUTBOX_REGISTERED_PUBLIC_ONLY", "false");
+    drain.env("OUTBOX_ENDPOINT_THREADS", "4");
+    drain.env("OUTBOX_ENDPOINT_HTTPS_ONLY", "false");
+    drain.env("OUTBOX_ENDPOINT_PUBLIC_ONLY", "false");
     drain.envs(settings.iter().copied());
     // A message that waits is no success, so the exit code says nothing here.
     let output = drain.output().expect("the program");
@@ -54,7 +54,7 @@ fn a_mistyped_topic_waits_where_topics_are_declared() {
 
     let mut run = database.binary(&["run"]);
     run.envs(declared);
-    run.env("OUTBOX_REGISTERED_THREADS", "4");
+    run.env("OUTBOX_ENDPOINT_THREADS", "4");
     let relay = Running::start(run);
     relay.wait_for_log("event=unknown_topic");
     let (_, shown) = said(&database, &["message", "show", &mistyped]);
@@ -84,9 +84,9 @@ fn a_mistyped_topic_waits_where_topics_are_declared() {
 fn a_mistyped_topic_waits_beside_a_customer_who_wants_every_topic() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let other = RegisteredDestination::new("other", receiver.url()).tenant(uuid::Uuid::now_v7());
+    let other = Endpoint::new("other", receiver.url()).tenant(uuid::Uuid::now_v7());
     let conn = &mut database.connect();
-    (database.outbox().destinations())
+    (database.outbox().endpoints())
         .put(conn, &other)
         .expect("put");
     finish(database.binary(&["topics", "declare", "order.*"])).code(0);
@@ -117,7 +117,7 @@ fn a_topic_that_never_had_a_subscriber_is_a_problem() {
     assert!(checked.contains("OUTBOX_TOPICS"), "{checked}");
 
     let mut run = database.binary(&["run"]);
-    run.env("OUTBOX_REGISTERED_THREADS", "4");
+    run.env("OUTBOX_ENDPOINT_THREADS", "4");
     run.env("OUTBOX_ADMIN_ADDR", "127.0.0.1:0");
     let relay = Running::start(run);
     database.enqueue("oder.paid", json!({}));
@@ -134,9 +134,9 @@ fn a_topic_that_another_tenant_has_got_is_no_problem() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let tenant = uuid::Uuid::now_v7();
-    let hook = RegisteredDestination::new("acme", receiver.url()).tenant(tenant);
+    let hook = Endpoint::new("acme", receiver.url()).tenant(tenant);
     let conn = &mut database.connect();
-    (database.outbox().destinations())
+    (database.outbox().endpoints())
         .put(conn, &hook)
         .expect("put");
     let message = diesel_outbox::NewMessage::new("order.paid", &json!({})).expect("JSON");
@@ -164,7 +164,7 @@ fn a_renamed_route_keeps_its_messages_as_check_advises() {
     let run = |file: &File| {
         let mut run = database.binary(&["run"]);
         run.env("OUTBOX_CONFIG", file.path());
-        run.env("OUTBOX_REGISTERED_THREADS", "4");
+        run.env("OUTBOX_ENDPOINT_THREADS", "4");
         run
     };
     let before = Running::start(run(&old));
@@ -219,7 +219,7 @@ fn a_drain_says_that_a_message_of_an_unknown_topic_waits() {
     let drained = || {
         let mut drain = database.binary(&["drain", "--quiet"]);
         drain.env("OUTBOX_TOPICS", "order.*");
-        drain.env("OUTBOX_REGISTERED_THREADS", "4");
+        drain.env("OUTBOX_ENDPOINT_THREADS", "4");
         let said = finish(drain).code(0).stdout;
         assert!(
             said.contains("failed 0 (0 will be retried, 0 dead)"),
@@ -234,9 +234,9 @@ fn a_drain_says_that_a_message_of_an_unknown_topic_waits() {
     let said = drained();
     assert!(said.contains(waits), "{said}");
     // The relay must look whether this one wants the message.
-    let all = RegisteredDestination::new("of-another", Receiver::ok().url());
+    let all = Endpoint::new("of-another", Receiver::ok().url());
     let conn = &mut database.connect();
-    (database.outbox().destinations())
+    (database.outbox().endpoints())
         .put(conn, &all.tenant(uuid::Uuid::now_v7()))
         .expect("put");
     let said = drained();
@@ -260,10 +260,7 @@ fn forgetting_a_topic_says_what_becomes_of_its_messages() {
     assert_eq!(drain(&database, &[])["delivered"], 0);
     let forget = ["topics", "forget", "*"];
     let (_, refused) = said(&database, &forget);
-    for part in [
-        "1 ends as no_subscriber",
-        "1 goes to registered destinations",
-    ] {
+    for part in ["1 ends as no_subscriber", "1 goes to endpoints"] {
         assert!(refused.contains(part), "{part}: {refused}");
     }
     let forget = [forget.as_slice(), &["--with-waiting", "--yes"]].concat();

@@ -1,12 +1,10 @@
-//! The deliveries of a registered destination, as its owner sees them, and sending them again.
+//! The deliveries of an endpoint, as its owner sees them, and sending them again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use diesel_outbox::config::{Config, Mode};
-use diesel_outbox::destinations::{
-    Delivery, DeliveryFilter, DestinationError, RegisteredDestination,
-};
+use diesel_outbox::endpoints::{Delivery, DeliveryFilter, Endpoint, EndpointError};
 use diesel_outbox::{NewMessage, RelayBuilder, Status};
 use serde_json::json;
 use uuid::Uuid;
@@ -16,22 +14,22 @@ use crate::support::{Database, Receiver, end, eventually, finish};
 fn relay(database: &Database) -> RelayBuilder {
     database
         .relay()
-        .registered_threads(4)
-        .configure(|config| config.registered_https_only = false)
-        .configure(|config| config.registered_public_only = false)
-        .configure(|config| config.registered_max_attempts = 1)
+        .endpoint_threads(4)
+        .configure(|config| config.endpoint_https_only = false)
+        .configure(|config| config.endpoint_public_only = false)
+        .configure(|config| config.endpoint_max_attempts = 1)
 }
 
-fn put(database: &Database, hook: &RegisteredDestination) {
+fn put(database: &Database, hook: &Endpoint) {
     let conn = &mut database.connect();
-    let put = database.outbox().destinations().put(conn, hook);
+    let put = database.outbox().endpoints().put(conn, hook);
     put.expect("put");
 }
 
 fn deliveries(database: &Database, name: &str, filter: &DeliveryFilter) -> Vec<Delivery> {
     let conn = &mut database.connect();
     let outbox = database.outbox();
-    let page = outbox.destinations().deliveries(conn, name, filter, 1000);
+    let page = outbox.endpoints().deliveries(conn, name, filter, 1000);
     let page = page.expect("deliveries");
     assert!(page.is_complete && page.next.is_none());
     page.rows
@@ -42,15 +40,11 @@ fn states(deliveries: &[Delivery]) -> String {
     states.join(" ")
 }
 
-fn send_again(
-    database: &Database,
-    name: &str,
-    delivery: &Delivery,
-) -> Result<bool, DestinationError> {
+fn send_again(database: &Database, name: &str, delivery: &Delivery) -> Result<bool, EndpointError> {
     let conn = &mut database.connect();
     let outbox = database.outbox();
     outbox
-        .destinations()
+        .endpoints()
         .send_again(conn, name, delivery.message_id)
 }
 
@@ -71,18 +65,15 @@ fn each_state_is_shown_with_its_last_answer_and_next_attempt() {
     let (receiver, status) = switched();
     let other = Receiver::ok();
     let tenant = Uuid::now_v7();
+    put(&database, &Endpoint::new("acme", receiver.url()));
     put(
         &database,
-        &RegisteredDestination::new("acme", receiver.url()),
-    );
-    put(
-        &database,
-        &RegisteredDestination::new("other", other.url()).topics(["order.*"]),
+        &Endpoint::new("other", other.url()).topics(["order.*"]),
     );
     let hour = std::time::Duration::from_secs(3600);
     let relay = relay(&database)
-        .configure(|config| config.registered_max_attempts = 2)
-        .configure(|config| config.registered_backoff = diesel_outbox::Backoff::Table(vec![hour]))
+        .configure(|config| config.endpoint_max_attempts = 2)
+        .configure(|config| config.endpoint_backoff = diesel_outbox::Backoff::Table(vec![hour]))
         .start()
         .expect("a relay");
     let message = |n: i32| NewMessage::new("order.paid", &json!(n)).expect("JSON");
@@ -171,7 +162,7 @@ fn deliveries_of_a_destination_are_counted_by_spans_of_time() {
     let outbox = database.outbox();
     let mut counts = |name: &str, minutes: u64, windows| -> Vec<(u64, u64)> {
         let window = std::time::Duration::from_secs(60 * minutes);
-        let destinations = outbox.destinations();
+        let destinations = outbox.endpoints();
         let counts = destinations.delivery_counts(conn, name, window, windows);
         let counts = counts.expect("counts").into_iter();
         let counts = counts.map(|count| count.expect("in two seconds"));
@@ -215,9 +206,7 @@ fn pages_have_each_delivery_once() {
         let mut filter = DeliveryFilter::default();
         let mut seen: Vec<Delivery> = Vec::new();
         loop {
-            let page = outbox
-                .destinations()
-                .deliveries(conn, "acme", &filter, limit);
+            let page = outbox.endpoints().deliveries(conn, "acme", &filter, limit);
             let page = page.expect("a page");
             assert!(page.is_complete);
             seen.extend(page.rows);
@@ -241,7 +230,7 @@ fn a_message_sent_again_goes_to_its_destination_only() {
     let database = Database::new();
     let (acme, status) = switched();
     let other = Receiver::ok();
-    put(&database, &RegisteredDestination::new("acme", acme.url()));
+    put(&database, &Endpoint::new("acme", acme.url()));
     let relay = database.keeping_relay().start().expect("a relay");
     // The only destination that wants the topic: the row of the message does not name it.
     status.store(500, Ordering::SeqCst);
@@ -249,7 +238,7 @@ fn a_message_sent_again_goes_to_its_destination_only() {
     eventually("the message is dead-lettered", || {
         database.count("dead") == 1
     });
-    put(&database, &RegisteredDestination::new("other", other.url()));
+    put(&database, &Endpoint::new("other", other.url()));
     let any = DeliveryFilter::default();
     let dead = deliveries(&database, "acme", &any).remove(0);
     assert!(!send_again(&database, "other", &dead).expect("an answer"));
@@ -302,10 +291,7 @@ fn a_message_sent_again_goes_to_its_destination_only() {
 fn a_message_kept_without_its_payload_cannot_be_sent_again() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    put(
-        &database,
-        &RegisteredDestination::new("acme", receiver.url()),
-    );
+    put(&database, &Endpoint::new("acme", receiver.url()));
     let relay = relay(&database).start().expect("a relay");
     database.enqueue("order.paid", json!({}));
     eventually("the message is delivered", || {
@@ -316,7 +302,7 @@ fn a_message_kept_without_its_payload_cannot_be_sent_again() {
     assert!(!delivered.can_be_sent_again);
     let error = send_again(&database, "acme", &delivered).expect_err("no payload");
     assert!(
-        matches!(error, DestinationError::PayloadNotKept { message_id } if message_id == delivered.message_id)
+        matches!(error, EndpointError::PayloadNotKept { message_id } if message_id == delivered.message_id)
     );
     assert!(
         error.to_string().contains("OUTBOX_LEDGER_PAYLOAD"),
@@ -324,7 +310,7 @@ fn a_message_kept_without_its_payload_cannot_be_sent_again() {
     );
     let id = delivered.message_id.to_string();
     let run = |arguments: &[&str]| {
-        let arguments = [&["destination"], arguments].concat();
+        let arguments = [&["endpoint"], arguments].concat();
         finish(database.binary(&arguments))
     };
     let said = run(&["send-again", "acme", &id]).code(1).stderr;
@@ -336,22 +322,19 @@ fn a_message_kept_without_its_payload_cannot_be_sent_again() {
 fn the_commands_show_deliveries_and_send_again() {
     let database = Database::new();
     let run = |arguments: &[&str]| {
-        let arguments = [&["destination"], arguments].concat();
+        let arguments = [&["endpoint"], arguments].concat();
         finish(database.binary(&arguments))
     };
     let unknown = run(&["deliveries", "acme"]).code(1).stderr;
-    assert!(
-        unknown.contains("no registered destination \"acme\""),
-        "{unknown}"
-    );
+    assert!(unknown.contains("no endpoint \"acme\""), "{unknown}");
     run(&["put", "acme", "https://acme.example"]).code(0);
     run(&["disable", "acme", "--why", "moved"]).code(0);
     run(&["disable", "acme"]).code(0);
-    let reason = "SELECT disabled_reason FROM {o}_destination";
+    let reason = "SELECT disabled_reason FROM {o}_endpoint";
     assert_eq!(database.text(reason).as_deref(), Some("moved"));
     let put = run(&["put", "acme", "https://new.example"]).code(0).stdout;
     assert!(
-        put.contains("`diesel-outbox destination enable acme`"),
+        put.contains("`diesel-outbox endpoint enable acme`"),
         "{put}"
     );
     run(&["enable", "acme"]).code(0);
@@ -394,7 +377,7 @@ fn the_commands_show_deliveries_and_send_again() {
     let said = run(&["send-again", "acme", &nobodys]).code(1).stderr;
     assert!(said.contains("there is no such dead letter"), "{said}");
     let said = run(&["send-again", "other", &id]).code(1).stderr;
-    assert!(said.contains("no registered destination"), "{said}");
+    assert!(said.contains("no endpoint"), "{said}");
     for (arguments, flag) in [
         (
             &["deliveries", "acme", "--state", "lost"][..],
@@ -410,19 +393,19 @@ fn the_commands_show_deliveries_and_send_again() {
 /// Allows receivers in the network of the tests.
 fn open_config() -> Config {
     let mut config = Config::default();
-    config.registered_https_only = false;
-    config.registered_public_only = false;
-    config.registered_mode = Mode::Binary;
+    config.endpoint_https_only = false;
+    config.endpoint_public_only = false;
+    config.endpoint_mode = Mode::Binary;
     config
 }
 
 fn tested(
     database: &Database,
     config: &Config,
-) -> Result<diesel_outbox::destinations::TestAnswer, DestinationError> {
+) -> Result<diesel_outbox::endpoints::TestAnswer, EndpointError> {
     let conn = &mut database.connect();
     let outbox = database.outbox();
-    let test = outbox.destinations().test(conn, "acme", config)?;
+    let test = outbox.endpoints().test(conn, "acme", config)?;
     Ok(test.expect("it is there").send())
 }
 
@@ -431,13 +414,13 @@ fn tested(
 fn a_test_is_sent_at_once_and_signed_as_messages_are() {
     let database = Database::new();
     let (receiver, status) = switched();
-    let hook = RegisteredDestination::new("acme", receiver.url())
+    let hook = Endpoint::new("acme", receiver.url())
         .topics(["order.*"])
         .header("x-team", "billing");
     put(&database, &hook);
     let conn = &mut database.connect();
     let outbox = database.outbox();
-    let destinations = outbox.destinations();
+    let destinations = outbox.endpoints();
     destinations.disable(conn, "acme", "why").expect("disabled");
     let answer = tested(&database, &open_config()).expect("sent");
     assert!(answer.went_well && answer.public_error().is_none());
@@ -474,12 +457,9 @@ fn a_test_is_sent_at_once_and_signed_as_messages_are() {
 #[test]
 fn a_test_that_the_settings_refuse_says_so_without_their_names() {
     let database = Database::new();
-    put(
-        &database,
-        &RegisteredDestination::new("acme", "http://acme.example"),
-    );
+    put(&database, &Endpoint::new("acme", "http://acme.example"));
     let error = tested(&database, &Config::default()).expect_err("https is required");
-    assert!(matches!(error, DestinationError::Refused(_)), "{error:?}");
+    assert!(matches!(error, EndpointError::Refused(_)), "{error:?}");
     assert!(error.to_string().contains("OUTBOX_"), "{error}");
     assert_eq!(
         error.public_error(),
@@ -499,11 +479,11 @@ fn a_test_reveals_nothing_of_the_network() {
     let port_there = port_there.and_then(|rest| rest.split('/').next().map(str::to_owned));
     let url = |host: &str, port: &str| format!("http://{host}:{port}/");
     let mut public_only = open_config();
-    public_only.registered_public_only = true;
+    public_only.endpoint_public_only = true;
     let port = port.to_string();
     let port_there = port_there.expect("a port");
     let said = |url: String, config: &Config| {
-        put(&database, &RegisteredDestination::new("acme", url));
+        put(&database, &Endpoint::new("acme", url));
         let answer = tested(&database, config).expect("sent");
         (answer.public_error(), answer.http_status, answer.body)
     };
@@ -522,11 +502,11 @@ fn a_test_reveals_nothing_of_the_network() {
     // A URL that cannot be right is refused without a send.
     for (url, part) in [
         ("https://10.0.0.7/", "private"),
-        ("http://a.example/", "OUTBOX_REGISTERED_HTTPS_ONLY"),
+        ("http://a.example/", "OUTBOX_ENDPOINT_HTTPS_ONLY"),
     ] {
-        put(&database, &RegisteredDestination::new("acme", url));
+        put(&database, &Endpoint::new("acme", url));
         let error = tested(&database, &Config::default()).expect_err(url);
-        assert!(matches!(error, DestinationError::Refused(_)), "{error}");
+        assert!(matches!(error, EndpointError::Refused(_)), "{error}");
         assert!(error.to_string().contains(part), "{error}");
     }
 }
@@ -536,16 +516,13 @@ fn a_test_reveals_nothing_of_the_network() {
 fn the_command_shows_the_answer_to_a_test() {
     let database = Database::new();
     let (receiver, status) = switched();
-    put(
-        &database,
-        &RegisteredDestination::new("acme", receiver.url()),
-    );
+    put(&database, &Endpoint::new("acme", receiver.url()));
     let run = |arguments: &[&str], is_open: bool| {
-        let arguments = [&["destination", "test"], arguments].concat();
+        let arguments = [&["endpoint", "test"], arguments].concat();
         let mut command = database.binary(&arguments);
         if is_open {
-            command.env("OUTBOX_REGISTERED_HTTPS_ONLY", "false");
-            command.env("OUTBOX_REGISTERED_PUBLIC_ONLY", "false");
+            command.env("OUTBOX_ENDPOINT_HTTPS_ONLY", "false");
+            command.env("OUTBOX_ENDPOINT_PUBLIC_ONLY", "false");
         }
         finish(command)
     };
@@ -565,11 +542,11 @@ fn the_command_shows_the_answer_to_a_test() {
     assert!(failed.stderr.contains("REJECTED"), "{}", failed.stderr);
     let refused = run(&["acme"], false).code(1).stderr;
     assert!(
-        refused.contains("nothing was sent") && refused.contains("OUTBOX_REGISTERED_HTTPS_ONLY"),
+        refused.contains("nothing was sent") && refused.contains("OUTBOX_ENDPOINT_HTTPS_ONLY"),
         "{refused}"
     );
     let missing = run(&["other"], true).code(1).stderr;
-    assert!(missing.contains("no registered destination"), "{missing}");
+    assert!(missing.contains("no endpoint"), "{missing}");
     assert_eq!(receiver.count(), 2);
 }
 
@@ -584,7 +561,7 @@ fn deliveries_are_those_of_the_registration_that_has_the_name() {
         }),
         Receiver::ok(),
     );
-    put(&database, &RegisteredDestination::new("hook", first.url()));
+    put(&database, &Endpoint::new("hook", first.url()));
     let relay = database.keeping_relay().start().expect("a relay");
     for n in 1..=2 {
         database.enqueue("order.paid", json!({ "n": n }));
@@ -598,19 +575,19 @@ fn deliveries_are_those_of_the_registration_that_has_the_name() {
     let outbox = database.outbox();
     let again = |id| {
         let conn = &mut database.connect();
-        outbox.destinations().send_again(conn, "hook", id)
+        outbox.endpoints().send_again(conn, "hook", id)
     };
     assert!(again(before[0].message_id).expect("sent again"));
     eventually("it is settled", || {
         database.number("SELECT count(*) FROM {o}") == 0
     });
-    database.execute("DELETE FROM {o}_destination");
-    put(&database, &RegisteredDestination::new("hook", second.url()));
+    database.execute("DELETE FROM {o}_endpoint");
+    put(&database, &Endpoint::new("hook", second.url()));
     assert_eq!(states(&deliveries(&database, "hook", &all)), "");
     let conn = &mut database.connect();
     let minute = std::time::Duration::from_secs(60);
     let counts = outbox
-        .destinations()
+        .endpoints()
         .delivery_counts(conn, "hook", minute, 5)
         .expect("counts");
     let counts: u64 = counts

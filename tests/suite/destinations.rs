@@ -1,11 +1,11 @@
-//! Registered destinations: the ones that an application's customers register.
+//! Endpoints: the ones that an application's customers register.
 
 use std::time::{Duration, SystemTime};
 
 use diesel::Connection;
 use diesel_outbox::NewMessage;
 use diesel_outbox::config::{Class, Classes, DeliveryPolicy, Mode, OnDead, Rate};
-use diesel_outbox::destinations::{DestinationError, DestinationFilter, RegisteredDestination};
+use diesel_outbox::endpoints::{Endpoint, EndpointError, EndpointFilter};
 use secrecy::ExposeSecret;
 use serde_json::json;
 use uuid::Uuid;
@@ -14,8 +14,8 @@ use crate::support::{Database, finish};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn hook(name: &str) -> RegisteredDestination {
-    RegisteredDestination::new(name, "https://acme.example/hooks")
+fn hook(name: &str) -> Endpoint {
+    Endpoint::new(name, "https://acme.example/hooks")
 }
 
 /// R46
@@ -23,7 +23,7 @@ fn hook(name: &str) -> RegisteredDestination {
 fn a_destination_is_read_as_it_was_put() {
     let database = Database::new();
     let (outbox, mut conn) = (database.outbox(), database.connect());
-    let destinations = outbox.destinations();
+    let destinations = outbox.endpoints();
     let tenant = Uuid::now_v7();
     let mut gone_is_dead = Classes::default();
     gone_is_dead.set(410, Class::Dead).expect("a 4xx");
@@ -105,18 +105,18 @@ fn put_is_part_of_the_callers_transaction() {
     let database = Database::new();
     let (outbox, mut conn) = (database.outbox(), database.connect());
     let undone = conn.transaction(|conn| {
-        outbox.destinations().put(conn, &hook("acme"))?;
-        Err::<(), DestinationError>(diesel::result::Error::RollbackTransaction.into())
+        outbox.endpoints().put(conn, &hook("acme"))?;
+        Err::<(), EndpointError>(diesel::result::Error::RollbackTransaction.into())
     });
     assert!(undone.is_err());
-    assert_eq!(database.number("SELECT count(*) FROM {o}_destination"), 0);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_endpoint"), 0);
 }
 
 #[test]
 fn they_are_listed_by_pages_enabled_disabled_and_removed() {
     let database = Database::new();
     let (outbox, mut conn) = (database.outbox(), database.connect());
-    let destinations = outbox.destinations();
+    let destinations = outbox.endpoints();
     let tenant = Uuid::now_v7();
     for name in ["c", "a", "b"] {
         destinations.put(&mut conn, &hook(name)).expect("put");
@@ -124,11 +124,11 @@ fn they_are_listed_by_pages_enabled_disabled_and_removed() {
     destinations
         .put(&mut conn, &hook("d").tenant(tenant))
         .expect("put");
-    let mut names = |filter: &DestinationFilter| -> String {
+    let mut names = |filter: &EndpointFilter| -> String {
         let found = destinations.list(&mut conn, filter, 3).expect("a list");
         found.into_iter().map(|one| one.name).collect()
     };
-    let all = DestinationFilter::default();
+    let all = EndpointFilter::default();
     assert_eq!(names(&all), "abc");
     assert_eq!(names(&all.clone().after("b".to_owned())), "cd");
     assert_eq!(names(&all.clone().tenant_id(tenant)), "d");
@@ -165,10 +165,10 @@ fn they_are_listed_by_pages_enabled_disabled_and_removed() {
 fn a_secret_is_rotated_and_the_one_before_signs_for_a_while() {
     let database = Database::new();
     let (outbox, mut conn) = (database.outbox(), database.connect());
-    let destinations = outbox.destinations();
+    let destinations = outbox.endpoints();
     let stored = || {
         database
-            .text("SELECT secret FROM {o}_destination")
+            .text("SELECT secret FROM {o}_endpoint")
             .expect("a secret")
     };
     destinations.put(&mut conn, &hook("acme")).expect("put");
@@ -184,7 +184,7 @@ fn a_secret_is_rotated_and_the_one_before_signs_for_a_while() {
     };
     let second = rotate();
     assert_eq!(stored(), format!("{second} {first}"));
-    let left = "SELECT extract(epoch FROM old_secrets_until - clock_timestamp())::bigint FROM {o}_destination";
+    let left = "SELECT extract(epoch FROM old_secrets_until - clock_timestamp())::bigint FROM {o}_endpoint";
     assert!((3590..=3600).contains(&database.number(left)));
     let third = rotate();
     assert_eq!(
@@ -192,7 +192,7 @@ fn a_secret_is_rotated_and_the_one_before_signs_for_a_while() {
         format!("{third} {second} {first}"),
         "all three secrets still sign"
     );
-    database.execute("UPDATE {o}_destination SET old_secrets_until = now() - interval '1 s'");
+    database.execute("UPDATE {o}_endpoint SET old_secrets_until = now() - interval '1 s'");
     let fourth = rotate();
     assert_eq!(
         stored(),
@@ -200,7 +200,7 @@ fn a_secret_is_rotated_and_the_one_before_signs_for_a_while() {
         "the older secrets no longer sign"
     );
     database.execute(
-        "UPDATE {o}_destination SET secret = replace(secret, ' ', ','), old_secrets_until = now() - interval '1 s'",
+        "UPDATE {o}_endpoint SET secret = replace(secret, ' ', ','), old_secrets_until = now() - interval '1 s'",
     );
     let fifth = rotate();
     assert_eq!(
@@ -224,12 +224,9 @@ fn a_secret_is_rotated_and_the_one_before_signs_for_a_while() {
 fn an_unusable_destination_is_refused_before_anything_is_written() {
     let database = Database::new();
     let (outbox, mut conn) = (database.outbox(), database.connect());
-    let one = |url: &str| RegisteredDestination::new("acme", url);
+    let one = |url: &str| Endpoint::new("acme", url);
     for (bad, key) in [
-        (
-            RegisteredDestination::new("a b", "https://a.example"),
-            "name",
-        ),
+        (Endpoint::new("a b", "https://a.example"), "name"),
         (one("acme.example"), "url"),
         (one("ftp://acme.example"), "url"),
         (hook("acme").topics::<String>([]), "topics"),
@@ -263,13 +260,13 @@ fn an_unusable_destination_is_refused_before_anything_is_written() {
             "description",
         ),
     ] {
-        let error = outbox.destinations().put(&mut conn, &bad).expect_err(key);
-        let DestinationError::Invalid(error) = error else {
+        let error = outbox.endpoints().put(&mut conn, &bad).expect_err(key);
+        let EndpointError::Invalid(error) = error else {
             panic!("{key}: {error}");
         };
         assert!(error.key().ends_with(key), "{error}");
     }
-    assert_eq!(database.number("SELECT count(*) FROM {o}_destination"), 0);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_endpoint"), 0);
 }
 
 /// Anyone with SQL access may write rows. The table refuses what it can check; reading the row reports the rest.
@@ -278,7 +275,7 @@ fn a_row_of_plain_sql_is_checked_by_the_table_and_when_it_is_read() {
     let database = Database::new();
     let insert = |columns: &str, values: &str| {
         format!(
-            "INSERT INTO {{o}}_destination (name, url, {columns}) VALUES ('a', 'https://a.example', {values})"
+            "INSERT INTO {{o}}_endpoint (name, url, {columns}) VALUES ('a', 'https://a.example', {values})"
         )
     };
     for (columns, values, constraint) in [
@@ -301,14 +298,13 @@ fn a_row_of_plain_sql_is_checked_by_the_table_and_when_it_is_read() {
     ] {
         let refused = database.refused(&insert(columns, values));
         assert!(
-            refused.contains(&format!("outbox_destination_{constraint}")),
+            refused.contains(&format!("outbox_endpoint_{constraint}")),
             "{refused}"
         );
     }
-    let refused =
-        database.refused("INSERT INTO {o}_destination (name, url) VALUES ('a', 'mailto:a')");
+    let refused = database.refused("INSERT INTO {o}_endpoint (name, url) VALUES ('a', 'mailto:a')");
     assert!(
-        refused.contains("outbox_destination_url_is_http_or_https"),
+        refused.contains("outbox_endpoint_url_is_http_or_https"),
         "{refused}"
     );
 
@@ -319,12 +315,9 @@ fn a_row_of_plain_sql_is_checked_by_the_table_and_when_it_is_read() {
         ("headers", "'{\"host\": \"b\"}'", "headers.host"),
         ("topics", "ARRAY['a b']", "topics"),
     ] {
-        database.execute("DELETE FROM {o}_destination");
+        database.execute("DELETE FROM {o}_endpoint");
         database.execute(&insert(columns, values));
-        let found = outbox
-            .destinations()
-            .get(&mut conn, "a")
-            .expect("an answer");
+        let found = outbox.endpoints().get(&mut conn, "a").expect("an answer");
         let found = found.expect("it is there").problem.expect(problem);
         assert!(found.contains(problem), "{found}");
     }
@@ -335,19 +328,17 @@ fn a_row_of_plain_sql_is_checked_by_the_table_and_when_it_is_read() {
 fn unreadable_values_are_not_replaced_by_an_update() {
     let database = Database::new();
     let (outbox, mut conn) = (database.outbox(), database.connect());
-    let destinations = outbox.destinations();
-    let stored = || database.text("SELECT concat(rate, headers) FROM {o}_destination");
+    let destinations = outbox.endpoints();
+    let stored = || database.text("SELECT concat(rate, headers) FROM {o}_endpoint");
     for (column, value) in [("rate", "fast"), ("headers", "{\"x-a\": 1}")] {
         destinations.put(&mut conn, &hook("acme")).expect("put");
-        database.execute(&format!(
-            "UPDATE {{o}}_destination SET {column} = '{value}'"
-        ));
+        database.execute(&format!("UPDATE {{o}}_endpoint SET {column} = '{value}'"));
         let found = destinations.get(&mut conn, "acme").expect("an answer");
         let found = found
             .expect("it is there")
             .configure(|hook| hook.description = Some("their shop".into()));
         let error = destinations.put(&mut conn, &found).expect_err(column);
-        let DestinationError::Invalid(error) = error else {
+        let EndpointError::Invalid(error) = error else {
             panic!("{column}: {error}");
         };
         assert_eq!(error.key(), "destinations.acme");
@@ -364,21 +355,21 @@ fn unreadable_values_are_not_replaced_by_an_update() {
 fn the_callers_transaction_continues_after_an_error() {
     let database = Database::new();
     let (outbox, mut conn) = (database.outbox(), database.connect());
-    let (destinations, tenant) = (outbox.destinations(), Uuid::now_v7());
+    let (destinations, tenant) = (outbox.endpoints(), Uuid::now_v7());
     limit(&database, 1);
     conn.transaction(|conn| {
         destinations.put(conn, &hook("a").tenant(tenant))?;
         let error = destinations.put(conn, &hook("b").tenant(tenant));
         let error = error.expect_err("too many");
-        assert!(matches!(error, DestinationError::TooMany(_)), "{error:?}");
+        assert!(matches!(error, EndpointError::TooMany(_)), "{error:?}");
         let error = destinations.put(conn, &hook("b").filter(json!({"total": 1})));
         let error = error.expect_err("no path");
-        assert!(matches!(error, DestinationError::Invalid(_)), "{error:?}");
+        assert!(matches!(error, EndpointError::Invalid(_)), "{error:?}");
         destinations.put(conn, &hook("c"))
     })
     .expect("committed");
     assert_eq!(
-        database.text("SELECT string_agg(name, '' ORDER BY name) FROM {o}_destination"),
+        database.text("SELECT string_agg(name, '' ORDER BY name) FROM {o}_endpoint"),
         Some("ac".to_owned())
     );
 }
@@ -387,7 +378,7 @@ fn the_callers_transaction_continues_after_an_error() {
 fn the_commands_register_show_change_and_remove_a_destination() {
     let database = Database::new();
     let run = |arguments: &[&str]| {
-        let arguments = [&["destination"], arguments].concat();
+        let arguments = [&["endpoint"], arguments].concat();
         finish(database.binary(&arguments))
     };
     let put = [
@@ -444,7 +435,7 @@ fn the_commands_register_show_change_and_remove_a_destination() {
     run(&["enable", "acme"]).code(0);
     assert_eq!(
         run(&["list", "--failing"]).code(0).stdout,
-        "no destination matches\n"
+        "no endpoint matches\n"
     );
     let listed = run(&["list", "--json", "--limit", "1"]).code(0).json();
     assert_eq!(
@@ -452,22 +443,19 @@ fn the_commands_register_show_change_and_remove_a_destination() {
         (&json!("acme"), &json!(true))
     );
     // A change of another column keeps the value that cannot be read.
-    database.execute("UPDATE {o}_destination SET rate = 'fast'");
+    database.execute("UPDATE {o}_endpoint SET rate = 'fast'");
     run(&["put", "acme", "--description", "a shop"]).code(0);
-    let rate = database.text("SELECT rate FROM {o}_destination");
+    let rate = database.text("SELECT rate FROM {o}_endpoint");
     assert_eq!(rate.as_deref(), Some("fast"));
     let error = run(&["put", "acme", "--max-attempts", "3"]).code(2).stderr;
     assert!(
         error.contains("rate") && error.contains("Fix the value with SQL"),
         "{error}"
     );
-    database.execute("UPDATE {o}_destination SET rate = '5/s', url = 'http://['");
+    database.execute("UPDATE {o}_endpoint SET rate = '5/s', url = 'http://['");
     run(&["put", "acme", "https://acme.example"]).code(0);
     run(&["remove", "acme", "--yes"]).code(0);
-    assert_eq!(
-        run(&["list"]).code(0).stdout,
-        "no destination is registered\n"
-    );
+    assert_eq!(run(&["list"]).code(0).stdout, "no endpoint is registered\n");
     for arguments in [
         &["show", "acme"][..],
         &["enable", "acme"],
@@ -476,10 +464,7 @@ fn the_commands_register_show_change_and_remove_a_destination() {
         &["remove", "acme"],
     ] {
         let error = run(arguments).code(1).stderr;
-        assert!(
-            error.contains("no registered destination \"acme\""),
-            "{error}"
-        );
+        assert!(error.contains("no endpoint \"acme\""), "{error}");
     }
     for (arguments, flag) in [
         (&["put", "b"][..], "URL"),
@@ -537,7 +522,7 @@ fn the_commands_register_show_change_and_remove_a_destination() {
 #[test]
 fn a_removal_says_which_messages_end_and_asks() {
     let database = Database::new();
-    let run = |arguments: &[&str]| finish(database.binary(&[&["destination"], arguments].concat()));
+    let run = |arguments: &[&str]| finish(database.binary(&[&["endpoint"], arguments].concat()));
     run(&["put", "acme", "https://acme.example"]).code(0);
     let stderr = run(&["remove", "acme"]).code(1).stderr;
     assert!(
@@ -557,10 +542,10 @@ fn a_removal_says_which_messages_end_and_asks() {
         stderr.contains("2 waiting messages for it would end unsent"),
         "{stderr}"
     );
-    assert_eq!(database.number("SELECT count(*) FROM {o}_destination"), 1);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_endpoint"), 1);
     run(&["remove", "acme", "--yes"]).code(0);
     let mut drain = database.binary(&["drain"]);
-    drain.env("OUTBOX_REGISTERED_THREADS", "2");
+    drain.env("OUTBOX_ENDPOINT_THREADS", "2");
     finish(drain);
     let ended = "SELECT count(*) FROM {o}_ledger WHERE reason = 'DESTINATION_REMOVED'";
     assert_eq!(database.number(ended), 2);
@@ -569,7 +554,7 @@ fn a_removal_says_which_messages_end_and_asks() {
 fn limit(database: &Database, most: i32) {
     let name = database.name();
     database.execute(&format!(
-        "SELECT public.outbox_destination_limit('{name}', {most})"
+        "SELECT public.outbox_endpoint_limit('{name}', {most})"
     ));
 }
 
@@ -579,7 +564,7 @@ fn a_tenant_gets_as_many_as_the_limit_says_and_replaces_those_it_has() {
     let database = Database::new();
     let (outbox, mut conn) = (database.outbox(), database.connect());
     let conn = &mut conn;
-    let destinations = outbox.destinations();
+    let destinations = outbox.endpoints();
     let (tenant, other) = (Uuid::now_v7(), Uuid::now_v7());
     limit(&database, 2);
     for one in [
@@ -594,18 +579,18 @@ fn a_tenant_gets_as_many_as_the_limit_says_and_replaces_those_it_has() {
     }
     let one_more = destinations.put(conn, &hook("g").tenant(tenant));
     let error = one_more.expect_err("too many");
-    assert!(matches!(error, DestinationError::TooMany(_)), "{error:?}");
-    let expected = format!("the tenant {tenant} would have more than 2 registered destinations");
+    assert!(matches!(error, EndpointError::TooMany(_)), "{error:?}");
+    let expected = format!("the tenant {tenant} would have more than 2 endpoints");
     assert_eq!(error.to_string(), expected);
 
     // Plain SQL, in every way.
     let insert = format!(
-        "INSERT INTO {{o}}_destination (name, url, tenant_id) VALUES ('g', 'https://a.example', '{tenant}')"
+        "INSERT INTO {{o}}_endpoint (name, url, tenant_id) VALUES ('g', 'https://a.example', '{tenant}')"
     );
     let moved =
-        format!("UPDATE {{o}}_destination SET tenant_id = '{tenant}' WHERE name IN ('c', 'd')");
+        format!("UPDATE {{o}}_endpoint SET tenant_id = '{tenant}' WHERE name IN ('c', 'd')");
     let swapped = format!(
-        "UPDATE {{o}}_destination SET tenant_id = CASE name WHEN 'a' THEN '{other}'::uuid ELSE '{tenant}' END WHERE name IN ('a', 'c')"
+        "UPDATE {{o}}_endpoint SET tenant_id = CASE name WHEN 'a' THEN '{other}'::uuid ELSE '{tenant}' END WHERE name IN ('a', 'c')"
     );
     for statement in [&insert, &moved] {
         let refused = database.refused(statement);
@@ -631,10 +616,10 @@ fn a_tenant_gets_as_many_as_the_limit_says_and_replaces_those_it_has() {
         .put(conn, &hook("b").tenant(tenant))
         .expect("put");
     let bad = database.refused(&format!(
-        "SELECT public.outbox_destination_limit('{}', 0)",
+        "SELECT public.outbox_endpoint_limit('{}', 0)",
         database.name()
     ));
-    assert!(bad.contains("1 registered destination or more"), "{bad}");
+    assert!(bad.contains("1 endpoint or more"), "{bad}");
 }
 
 #[test]
@@ -642,7 +627,7 @@ fn a_tenant_gets_a_thousand_destinations_by_default() {
     let database = Database::new();
     let insert = |tenant: &str, from: i32, to: i32| {
         format!(
-            "INSERT INTO {{o}}_destination (name, url, tenant_id)
+            "INSERT INTO {{o}}_endpoint (name, url, tenant_id)
              SELECT 'hook-' || n, 'https://a.example', {tenant} FROM generate_series({from}, {to}) n"
         )
     };
@@ -659,7 +644,7 @@ fn a_tenant_gets_a_thousand_destinations_by_default() {
 fn put_takes_the_secret_and_the_policy_and_clears_values() {
     let db = Database::new();
     let run = |arguments: &[&str]| {
-        let mut command = db.binary(&["destination"]);
+        let mut command = db.binary(&["endpoint"]);
         command.args(arguments);
         finish(command)
     };
@@ -774,12 +759,12 @@ fn put_takes_the_secret_and_the_policy_and_clears_values() {
 fn no_command_shows_the_password_of_a_url() {
     let database = Database::new();
     let run = |arguments: &[&str]| {
-        let all = [&["destination"], arguments].concat();
+        let all = [&["endpoint"], arguments].concat();
         finish(database.binary(&all)).code(0).stdout
     };
     let put = run(&["put", "acme", "https://max:pass-word@a.example/hooks?t=1"]);
     database.execute(
-        "INSERT INTO {o}_destination (name, url, enabled) VALUES ('bad', 'https://max:pass-word@:x', false)",
+        "INSERT INTO {o}_endpoint (name, url, enabled) VALUES ('bad', 'https://max:pass-word@:x', false)",
     );
     let shown = [
         put,

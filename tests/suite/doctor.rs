@@ -70,12 +70,12 @@ fn provoked(sql: &str, of: &str, text: &str, expected: &str, mend: Option<&str>)
 #[test]
 fn a_disabled_destination_is_a_warning_with_its_reason() {
     provoked(
-        "INSERT INTO {o}_destination (name, url, enabled, disabled_reason)
+        "INSERT INTO {o}_endpoint (name, url, enabled, disabled_reason)
          VALUES ('acme', 'https://a.example/', false, 'rate: often is no rate')",
-        "registered",
+        "endpoints",
         "acme is disabled and gets no new messages: rate: often is no rate",
         "warning",
-        Some("UPDATE {o}_destination SET enabled = true, disabled_reason = NULL"),
+        Some("UPDATE {o}_endpoint SET enabled = true, disabled_reason = NULL"),
     );
 }
 
@@ -83,20 +83,20 @@ fn a_disabled_destination_is_a_warning_with_its_reason() {
 #[test]
 fn failing_and_unverified_destinations_are_warnings() {
     provoked(
-        "INSERT INTO {o}_destination (name, url, failing_since, failing)
+        "INSERT INTO {o}_endpoint (name, url, failing_since, failing)
          VALUES ('acme', 'https://a.example/', now(), true)",
-        "registered",
-        "the registered destination acme is failing",
+        "endpoints",
+        "the endpoint acme is failing",
         "warning",
-        Some("UPDATE {o}_destination SET failing = false"),
+        Some("UPDATE {o}_endpoint SET failing = false"),
     );
     provoked(
-        "INSERT INTO {o}_destination (name, url, verification, verification_error)
+        "INSERT INTO {o}_endpoint (name, url, verification, verification_error)
          VALUES ('acme', 'https://a.example/', 'challenge', 'TIMEOUT: no response within 15000 ms')",
-        "registered",
-        "the registered destination acme is not verified, and nothing is sent to it: TIMEOUT: no response within 15000 ms",
+        "endpoints",
+        "the endpoint acme is not verified, and nothing is sent to it: TIMEOUT: no response within 15000 ms",
         "warning",
-        Some("UPDATE {o}_destination SET verified_at = now()"),
+        Some("UPDATE {o}_endpoint SET verified_at = now()"),
     );
 }
 
@@ -113,7 +113,7 @@ fn nothing_is_wrong_with_a_new_outbox() {
         "inserts",
         "leases",
         "ledger",
-        "registered",
+        "endpoints",
         "inbox",
         "clock",
         "wraparound",
@@ -232,9 +232,9 @@ fn drift_of_tables_is_reported() {
         None,
     );
     provoked(
-        "ALTER TABLE {o}_destination DROP CONSTRAINT outbox_destination_name_is_1_to_255_bytes_without_spaces",
+        "ALTER TABLE {o}_endpoint DROP CONSTRAINT outbox_endpoint_name_is_1_to_255_bytes_without_spaces",
         "drift",
-        "constraint outbox_destination_name_is_1_to_255_bytes_without_spaces",
+        "constraint outbox_endpoint_name_is_1_to_255_bytes_without_spaces",
         "warning",
         None,
     );
@@ -277,15 +277,15 @@ fn drift_of_tables_is_reported() {
         "most_moved",
     ] {
         provoked(
-            &format!("DROP TRIGGER outbox_destination_{trigger} ON {{o}}_destination"),
+            &format!("DROP TRIGGER outbox_endpoint_{trigger} ON {{o}}_endpoint"),
             "drift",
-            &format!("has no trigger outbox_destination_{trigger}: "),
+            &format!("has no trigger outbox_endpoint_{trigger}: "),
             "warning",
             None,
         );
     }
     provoked(
-        "ALTER TABLE {o}_destination DISABLE TRIGGER outbox_destination_gone",
+        "ALTER TABLE {o}_endpoint DISABLE TRIGGER outbox_endpoint_gone",
         "drift",
         "is disabled: messages of a removed destination stay in the outbox",
         "warning",
@@ -314,14 +314,14 @@ fn drift_of_tables_is_reported() {
 #[test]
 fn a_limit_that_was_changed_is_no_drift() {
     let db = Database::new();
-    let limit = format!("SELECT public.outbox_destination_limit('{}', 5)", db.name());
+    let limit = format!("SELECT public.outbox_endpoint_limit('{}', 5)", db.name());
     db.execute(&limit);
     let (_, findings) = checked(check(&db, "60s"));
     let drift = level(&findings, "drift", "").map(|found| found.0);
     assert_eq!(drift, Some("ok"), "{findings:#?}");
-    db.execute("DROP TRIGGER outbox_destination_most ON {o}_destination");
+    db.execute("DROP TRIGGER outbox_endpoint_most ON {o}_endpoint");
     let (_, findings) = checked(check(&db, "60s"));
-    let found = level(&findings, "drift", "outbox_destination_most").map(|found| found.0);
+    let found = level(&findings, "drift", "outbox_endpoint_most").map(|found| found.0);
     assert_eq!(found, Some("warning"), "{findings:#?}");
 }
 
@@ -332,14 +332,14 @@ fn functions_of_another_version_are_reported() {
     diesel_outbox::migrate(&mut conn, &"outbox".parse().expect("a name")).expect("migrated");
     conn.batch_execute(
         "CREATE OR REPLACE FUNCTION outbox_drop(name text) RETURNS void LANGUAGE sql AS 'SELECT';
-         CREATE OR REPLACE FUNCTION outbox_destination_gone() RETURNS trigger LANGUAGE plpgsql
+         CREATE OR REPLACE FUNCTION outbox_endpoint_gone() RETURNS trigger LANGUAGE plpgsql
              AS 'BEGIN RETURN NULL; END'",
     )
     .expect("replaced");
     let mut command = binary(&["check", "--json", "--url", "http://127.0.0.1:9/"]);
     command.env("DATABASE_URL", fresh.url.clone());
     let (finished, findings) = checked(command);
-    for function in ["outbox_drop", "outbox_destination_gone"] {
+    for function in ["outbox_drop", "outbox_endpoint_gone"] {
         let found = level(
             &findings,
             "drift",

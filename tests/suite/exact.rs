@@ -1,24 +1,24 @@
-//! Which messages a registered destination gets: those of the transaction that registers it, and of later ones.
+//! Which messages an endpoint gets: those of the transaction that registers it, and of later ones.
 
 use diesel::connection::{AnsiTransactionManager as Manager, TransactionManager};
 use diesel::{Connection, PgConnection};
-use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox::{NewMessage, RelayHandle};
 use serde_json::json;
 
 use crate::support::{Database, Receiver, end, eventually};
 
 fn started(database: &Database) -> RelayHandle {
-    let relay = database.relay().registered_threads(8);
-    let relay = relay.configure(|config| config.registered_https_only = false);
-    let relay = relay.configure(|config| config.registered_public_only = false);
+    let relay = database.relay().endpoint_threads(8);
+    let relay = relay.configure(|config| config.endpoint_https_only = false);
+    let relay = relay.configure(|config| config.endpoint_public_only = false);
     relay.start().expect("a relay")
 }
 
 fn register(database: &Database, conn: &mut PgConnection, name: &str, receiver: &Receiver) {
-    let hook = RegisteredDestination::new(name, format!("{}/{name}", receiver.url()));
+    let hook = Endpoint::new(name, format!("{}/{name}", receiver.url()));
     let destinations = database.outbox();
-    destinations.destinations().put(conn, &hook).expect("put");
+    destinations.endpoints().put(conn, &hook).expect("put");
 }
 
 fn enqueue(database: &Database, conn: &mut PgConnection, number: usize) {
@@ -116,7 +116,7 @@ fn removing_and_registering_again_gives_the_new_destination_no_earlier_message()
     database.enqueue("order.paid", json!({ "n": 1 }));
     conn.transaction(|conn| {
         let outbox = database.outbox();
-        outbox.destinations().remove(conn, "hook").expect("removed");
+        outbox.endpoints().remove(conn, "hook").expect("removed");
         register(&database, conn, "hook", &receiver);
         diesel::QueryResult::Ok(())
     })

@@ -1,11 +1,11 @@
-//! Filters of registered destinations: they decide which messages a destination gets, and delay nobody.
+//! Filters of endpoints: they decide which messages a destination gets, and delay nobody.
 
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection};
 use diesel_outbox::admin::{Bulk, Note};
-use diesel_outbox::destinations::{Recover, RegisteredDestination};
+use diesel_outbox::endpoints::{Endpoint, Recover};
 use diesel_outbox::{Destination, NewMessage, RelayHandle};
 use serde_json::json;
 use uuid::Uuid;
@@ -20,9 +20,9 @@ const LARGE: &str = r#"{"euro": [{"numeric": [">=", 100]}]}"#;
 
 fn started(database: &Database, plain: &Receiver) -> RelayHandle {
     (database.relay())
-        .registered_threads(16)
-        .configure(|config| config.registered_https_only = false)
-        .configure(|config| config.registered_public_only = false)
+        .endpoint_threads(16)
+        .configure(|config| config.endpoint_https_only = false)
+        .configure(|config| config.endpoint_public_only = false)
         .destination(Destination::new("plain", &plain.url()).expect("a URL"))
         .route("plain", "plain")
         .start()
@@ -32,9 +32,9 @@ fn started(database: &Database, plain: &Receiver) -> RelayHandle {
 /// A relay that keeps payloads in the ledger.
 fn keeping(database: &Database) -> RelayHandle {
     (database.keeping_relay())
-        .registered_threads(4)
-        .configure(|config| config.registered_https_only = false)
-        .configure(|config| config.registered_public_only = false)
+        .endpoint_threads(4)
+        .configure(|config| config.endpoint_https_only = false)
+        .configure(|config| config.endpoint_public_only = false)
         .start()
         .expect("a relay")
 }
@@ -43,19 +43,15 @@ fn keeping(database: &Database) -> RelayHandle {
 fn put(database: &Database, receiver: &Receiver, hooks: &[(&str, &str)]) {
     let conn = &mut database.connect();
     for (name, filter) in hooks {
-        let hook = RegisteredDestination::new(*name, format!("{}/{name}", receiver.url()))
+        let hook = Endpoint::new(*name, format!("{}/{name}", receiver.url()))
             .topics(["order.*"])
             .filter(serde_json::from_str(filter).expect("JSON"));
-        database
-            .outbox()
-            .destinations()
-            .put(conn, &hook)
-            .expect("put");
+        database.outbox().endpoints().put(conn, &hook).expect("put");
     }
 }
 
 fn disabled(database: &Database) -> i64 {
-    database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled")
+    database.number("SELECT count(*) FROM {o}_endpoint WHERE NOT enabled")
 }
 
 fn delivered_to(database: &Database, name: &str) -> i64 {
@@ -83,7 +79,7 @@ fn a_lock_on_the_destinations_disables_none() {
     let hooks = names.iter().map(|name| (name.as_str(), LARGE));
     put(&database, &receiver, &hooks.collect::<Vec<_>>());
     let relay = started(&database, &plain);
-    let table = format!("{}_destination", database.name());
+    let table = format!("{}_endpoint", database.name());
     for n in 1..=3 {
         let mut conn = database.connect();
         conn.transaction(|conn: &mut PgConnection| {
@@ -112,7 +108,7 @@ fn a_lock_on_tables_that_people_change_holds_up_no_message() {
     let relay = started(&database, &plain);
     pass_by(&database, &plain);
     let mut person = database.connect();
-    for table in ["destination", "pause", "topic"] {
+    for table in ["endpoint", "pause", "topic"] {
         let locked = format!("BEGIN; LOCK TABLE {}_{table}", database.name());
         person.batch_execute(&locked).expect("locked");
         let before = delivered_to(&database, "acme");
@@ -120,7 +116,7 @@ fn a_lock_on_tables_that_people_change_holds_up_no_message() {
             let took = pass_by(&database, &plain);
             assert!(took < SOON, "{took:?} while {table} is locked");
             database.enqueue("order.paid", json!({ "euro": 150 }));
-            eventually("the registered destination has the message", || {
+            eventually("the endpoint has the message", || {
                 delivered_to(&database, "acme") == before + n
             });
         }
@@ -136,7 +132,7 @@ fn a_tenant_with_a_thousand_filters_delays_no_other_topic() {
     let (receiver, plain) = (Receiver::ok(), Receiver::ok());
     let tenant = Uuid::now_v7();
     database.execute(&format!(
-        r#"INSERT INTO {{o}}_destination (name, url, tenant_id, topics, filter)
+        r#"INSERT INTO {{o}}_endpoint (name, url, tenant_id, topics, filter)
          SELECT 'hook-' || n, '{}', '{tenant}', '{{order.*}}', ('{{"items": {{"id": [' || -n || ']}}}}')::json
            FROM generate_series(1, 1000) n"#,
         receiver.url()
@@ -226,13 +222,13 @@ fn a_filter_that_cannot_be_read_disables_its_destination_and_says_where() {
     let database = Database::new();
     let (receiver, plain) = (Receiver::ok(), Receiver::ok());
     database.execute(&format!(
-        "INSERT INTO {{o}}_destination (name, url, filter) VALUES ('acme', '{}', '{{\"euro\": [{{\"numeric\": [\">\"]}}]}}')",
+        "INSERT INTO {{o}}_endpoint (name, url, filter) VALUES ('acme', '{}', '{{\"euro\": [{{\"numeric\": [\">\"]}}]}}')",
         receiver.url()
     ));
     let relay = started(&database, &plain);
     eventually("it is disabled", || disabled(&database) == 1);
     end(&relay);
-    let reason = database.text("SELECT disabled_reason FROM {o}_destination");
+    let reason = database.text("SELECT disabled_reason FROM {o}_endpoint");
     let reason = reason.expect("a reason");
     assert!(reason.contains("filter: euro[0].numeric"), "{reason}");
 }
@@ -260,7 +256,7 @@ fn a_filter_asks_for_topic_and_headers_too() {
     };
     all(1);
     let destinations = database.outbox();
-    let destinations = destinations.destinations();
+    let destinations = destinations.endpoints();
     let conn = &mut database.connect();
     destinations
         .disable(conn, "acme", "a day off")
@@ -332,7 +328,7 @@ fn missing_messages_with_any_escaped_character_are_recovered() {
     let receiver = Receiver::ok();
     put(&database, &receiver, &[("early", r#"{"total": [7]}"#)]);
     let relay = keeping(&database);
-    database.execute("UPDATE {o}_destination SET enabled = false");
+    database.execute("UPDATE {o}_endpoint SET enabled = false");
     for payload in NOT_JSONB {
         enqueue_text(&database, payload);
     }
@@ -341,7 +337,7 @@ fn missing_messages_with_any_escaped_character_are_recovered() {
     });
     let conn = &mut database.connect();
     let destinations = database.outbox();
-    let destinations = destinations.destinations();
+    let destinations = destinations.endpoints();
     destinations.enable(conn, "early").expect("enabled");
     let (since, note) = (UNIX_EPOCH, Note::new("alice", "it was disabled"));
     let recovered = destinations

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use diesel_outbox::admin::{self, Bulk, Forgotten, Note, Subject};
 use diesel_outbox::config::{LedgerPayload, OnDead};
-use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox::{Backoff, Destination, NewMessage};
 use serde_json::json;
 use uuid::Uuid;
@@ -17,7 +17,7 @@ const TABLES: [&str; 8] = [
     "_ledger",
     "_attempt",
     "_dead",
-    "_destination",
+    "_endpoint",
     "_pause",
     "_audit",
     "_request",
@@ -75,9 +75,9 @@ fn two_tenants(database: &Database, mine: Uuid, other: Uuid) {
     });
     let conn = &mut database.connect();
     for (tenant, mark) in [(mine, "alice"), (other, "bob")] {
-        let hook = RegisteredDestination::new(format!("hook-of-{mark}"), receiver.url());
+        let hook = Endpoint::new(format!("hook-of-{mark}"), receiver.url());
         let outbox = database.outbox();
-        let destinations = outbox.destinations();
+        let destinations = outbox.endpoints();
         destinations.put(conn, &hook.tenant(tenant)).expect("put");
         for topic in ["order.paid", "order.lost", "order.late"] {
             database.enqueue_message(message(topic, tenant, mark));
@@ -85,11 +85,11 @@ fn two_tenants(database: &Database, mine: Uuid, other: Uuid) {
     }
     let relay = database
         .relay()
-        .registered_threads(8)
-        .configure(|config| config.registered_https_only = false)
-        .configure(|config| config.registered_public_only = false)
+        .endpoint_threads(8)
+        .configure(|config| config.endpoint_https_only = false)
+        .configure(|config| config.endpoint_public_only = false)
         .configure(|config| {
-            config.registered_backoff = Backoff::Table(vec![Duration::from_secs(3600)])
+            config.endpoint_backoff = Backoff::Table(vec![Duration::from_secs(3600)])
         })
         .start()
         .expect("a relay");
@@ -110,7 +110,7 @@ fn two_tenants(database: &Database, mine: Uuid, other: Uuid) {
         let tenant = if mark == "alice" { mine } else { other };
         let acts = format!(
             "INSERT INTO {{o}}_audit (who, act, target, why) VALUES
-                ('eve', 'destination put', 'hook-of-{mark}', 'asked for by {mark}'), ('eve', 'message retry', 'tenant {tenant}', '')"
+                ('eve', 'endpoint put', 'hook-of-{mark}', 'asked for by {mark}'), ('eve', 'message retry', 'tenant {tenant}', '')"
         );
         database.execute(&acts);
         let answer = format!(r#"{{"name":"hook-of-{mark}","tenant":"{tenant}"}}"#);
@@ -137,7 +137,7 @@ fn nothing_of_a_tenant_is_left_and_all_of_another_one() {
     let done = finish(database.binary(&arguments)).code(0).json();
     assert_eq!(
         done,
-        json!({ "messages": 1, "dead_letters": 1, "attempts": 2, "ledger_entries": 3, "destinations": 1, "left": 0 })
+        json!({ "messages": 1, "dead_letters": 1, "attempts": 2, "ledger_entries": 3, "endpoints": 1, "left": 0 })
     );
     assert_eq!(rows_with(&database, "alice"), [0; 8]);
     assert_eq!(rows_with(&database, &mine.to_string()), [0; 8]);
@@ -157,7 +157,7 @@ fn nothing_of_a_tenant_is_left_and_all_of_another_one() {
     let acts = "SELECT string_agg(act, ', ' ORDER BY at) FROM {o}_audit WHERE target = '' OR act = 'forget'";
     assert_eq!(
         database.text(acts).as_deref(),
-        Some("destination put, message retry, forget")
+        Some("endpoint put, message retry, forget")
     );
     assert_eq!(forget(&database, mine, AT_ONCE), Forgotten::default());
 }
@@ -189,24 +189,24 @@ fn messages_in_flight_are_waited_for_and_their_destination_kept() {
     let database = Database::new();
     let tenant = Uuid::now_v7();
     let (receiver, gate) = Receiver::held();
-    let hook = RegisteredDestination::new("hook-of-alice", receiver.url()).tenant(tenant);
+    let hook = Endpoint::new("hook-of-alice", receiver.url()).tenant(tenant);
     let outbox = database.outbox();
     let conn = &mut database.connect();
-    outbox.destinations().put(conn, &hook).expect("put");
+    outbox.endpoints().put(conn, &hook).expect("put");
     database.enqueue_message(message("order.paid", tenant, "alice"));
     let relay = database
         .relay()
-        .registered_threads(8)
-        .configure(|config| config.registered_https_only = false)
-        .configure(|config| config.registered_public_only = false)
+        .endpoint_threads(8)
+        .configure(|config| config.endpoint_https_only = false)
+        .configure(|config| config.endpoint_public_only = false)
         .send_timeout(Duration::from_secs(30))
-        .configure(|config| config.registered_timeout = Duration::from_secs(30))
+        .configure(|config| config.endpoint_timeout = Duration::from_secs(30))
         .lease(Duration::from_secs(100))
         .start()
         .expect("a relay");
     receiver.wait_for(1);
     let cut = forget(&database, tenant, Duration::from_millis(300));
-    assert_eq!((cut.left, cut.messages, cut.destinations), (1, 0, 0));
+    assert_eq!((cut.left, cut.messages, cut.endpoints), (1, 0, 0));
     let tenants = tenant.to_string();
     let arguments = ["forget", "--tenant", &tenants, "--yes", "--wait", "0s"];
     let failed = finish(database.binary(&arguments)).code(1).stderr;
@@ -223,7 +223,7 @@ fn messages_in_flight_are_waited_for_and_their_destination_kept() {
         forgetting.join().expect("the call ends")
     });
     end(&relay);
-    assert_eq!((done.left, done.destinations), (0, 1));
+    assert_eq!((done.left, done.endpoints), (0, 1));
     assert_eq!(database.count("delivered"), 1);
     assert_eq!(rows_with(&database, "alice"), [0; 8]);
 }

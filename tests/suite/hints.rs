@@ -1,6 +1,6 @@
 //! What commands say beside their result: hints, names and pages of help.
 
-use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox::program::SETTINGS;
 use serde_json::json;
 
@@ -45,16 +45,16 @@ fn a_retry_by_destination_names_the_topics_that_a_route_sends_there() {
 #[test]
 fn no_command_shows_the_query_of_a_registered_url() {
     let database = Database::new();
-    let hook = RegisteredDestination::new("acme", "https://hooks.example/in?token=hunter2");
+    let hook = Endpoint::new("acme", "https://hooks.example/in?token=hunter2");
     let conn = &mut database.connect();
-    (database.outbox().destinations())
+    (database.outbox().endpoints())
         .put(conn, &hook)
         .expect("put");
     for arguments in [
-        ["destination", "list"].as_slice(),
-        &["destination", "list", "--json"],
-        &["destination", "show", "acme"],
-        &["destination", "show", "acme", "--json"],
+        ["endpoint", "list"].as_slice(),
+        &["endpoint", "list", "--json"],
+        &["endpoint", "show", "acme"],
+        &["endpoint", "show", "acme", "--json"],
     ] {
         let shown = finish(database.binary(arguments)).code(0).stdout;
         assert!(!shown.contains("hunter2"), "{arguments:?}: {shown}");
@@ -78,7 +78,7 @@ fn a_subcommand_that_is_given_as_a_flag_is_named() {
             &["resume", "--destination", "billing"],
             "resume destination",
         ),
-        (&["destination", "--list"], "destination list"),
+        (&["endpoint", "--list"], "endpoint list"),
     ] {
         let error = finish(binary(arguments)).code(2).stderr;
         assert!(error.contains(hint), "{arguments:?}: {error}");

@@ -8,7 +8,7 @@ use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection, RunQueryDsl};
 use diesel_outbox::admin::{self, DeadFilter};
 use diesel_outbox::config::{SecretKeys, SigningSecret};
-use diesel_outbox::destinations::{DestinationError, DestinationFilter, RegisteredDestination};
+use diesel_outbox::endpoints::{Endpoint, EndpointError, EndpointFilter};
 use diesel_outbox::handlers::HandlerError;
 use diesel_outbox::program;
 use diesel_outbox::{
@@ -380,19 +380,19 @@ fn path_of(conn: &mut PgConnection) -> String {
     .expect("a path")
 }
 
-/// Every statement about registered destinations, by the library inside and outside the application's transaction,
+/// Every statement about endpoints, by the library inside and outside the application's transaction,
 /// and by commands.
 fn destinations_are_registered_and_removed(ground: &Ground, conn: &mut PgConnection) {
     let (outbox, keys) = (Outbox::default(), SecretKeys::random());
-    let (plain, tenant) = (outbox.destinations(), uuid::Uuid::now_v7());
+    let (plain, tenant) = (outbox.endpoints(), uuid::Uuid::now_v7());
     let with_key = plain.with_keys(&keys);
     let (hour, secret) = (Duration::from_secs(3600), SigningSecret::random());
-    let filter = DestinationFilter::default()
+    let filter = EndpointFilter::default()
         .tenant_id(tenant)
         .enabled(true)
         .search("hooks".to_owned())
         .after("a".to_owned());
-    let hook = RegisteredDestination::new("acme", "https://acme.example/hooks")
+    let hook = Endpoint::new("acme", "https://acme.example/hooks")
         .tenant(tenant)
         .filter(json!({"n": [{"numeric": [">", 1]}]}))
         .configure(|hook| {
@@ -413,13 +413,13 @@ fn destinations_are_registered_and_removed(ground: &Ground, conn: &mut PgConnect
         assert!(plain.disable(conn, "acme", "why")?);
         assert!(plain.enable(conn, "acme")?);
         assert!(plain.remove(conn, "acme")?);
-        Ok::<_, DestinationError>(())
+        Ok::<_, EndpointError>(())
     };
     all(conn).expect("outside a transaction");
     conn.transaction(|conn| {
         all(conn)?;
         assert_eq!(path_of(conn), "public, pg_catalog");
-        Ok::<_, DestinationError>(())
+        Ok::<_, EndpointError>(())
     })
     .expect("inside a transaction");
     assert_eq!(path_of(conn), "public, pg_catalog");
@@ -434,7 +434,7 @@ fn destinations_are_registered_and_removed(ground: &Ground, conn: &mut PgConnect
         &["enable", "acme"],
         &["remove", "acme", "--yes"],
     ] {
-        let done = finish(ground.command(&[&["destination"], arguments].concat()));
+        let done = finish(ground.command(&[&["endpoint"], arguments].concat()));
         assert_eq!(ground.calls(), 0, "by {arguments:?}: {}", done.stderr);
         done.code(0);
     }

@@ -367,12 +367,12 @@ fn a_run_has_no_gap() {
 
 /// R61: the option of a row, set by a flag.
 #[test]
-fn a_registered_destination_has_runs_by_its_policy() {
+fn an_endpoint_has_runs_by_its_policy() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let put = |key_run: &str| {
         let arguments = [
-            "destination",
+            "endpoint",
             "put",
             "acme",
             &receiver.url(),
@@ -387,7 +387,7 @@ fn a_registered_destination_has_runs_by_its_policy() {
         "{refused}"
     );
     put("5").code(0);
-    let policy = "SELECT policy->>'key_run' FROM {o}_destination";
+    let policy = "SELECT policy->>'key_run' FROM {o}_endpoint";
     assert_eq!(database.text(policy).as_deref(), Some("5"));
     let conn = &mut database.connect();
     let messages: Vec<NewMessage> = (0..10).map(|n| message(n).destination("acme")).collect();
@@ -397,10 +397,10 @@ fn a_registered_destination_has_runs_by_its_policy() {
         .expect("enqueued");
     let relay = database
         .relay()
-        .registered_threads(4)
-        .configure(|config| config.registered_https_only = false);
+        .endpoint_threads(4)
+        .configure(|config| config.endpoint_https_only = false);
     let relay = relay
-        .configure(|config| config.registered_public_only = false)
+        .configure(|config| config.endpoint_public_only = false)
         .start()
         .expect("a relay");
     all_delivered(&database, 10);
@@ -409,19 +409,19 @@ fn a_registered_destination_has_runs_by_its_policy() {
     assert_eq!(settles(&database), 2);
 }
 
-/// R61: a registered destination gets one message at a time, in batched mode as an array.
+/// R61: an endpoint gets one message at a time, in batched mode as an array.
 #[test]
-fn a_run_to_a_registered_destination_in_batched_mode_is_a_request_for_each_message() {
+fn a_run_to_an_endpoint_in_batched_mode_is_a_request_for_each_message() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let put = ["destination", "put", "acme", &receiver.url()];
+    let put = ["endpoint", "put", "acme", &receiver.url()];
     let policy = ["--key-run", "5", "--mode", "batched"];
     finish(database.binary(&[put.as_slice(), &policy].concat())).code(0);
     enqueue(&database, 5);
-    let relay = database.relay().registered_threads(4);
+    let relay = database.relay().endpoint_threads(4);
     let relay = relay.configure(|config| {
-        config.registered_https_only = false;
-        config.registered_public_only = false;
+        config.endpoint_https_only = false;
+        config.endpoint_public_only = false;
     });
     let relay = relay.start().expect("a relay");
     all_delivered(&database, 5);

@@ -80,27 +80,27 @@ fn it_verifies_prints_and_fails_on_purpose() {
     assert!(printed.contains("3 events, 0 of them repeated; 0 out of order, 1 refused"));
 }
 
-/// Every mode, and the question that a registered destination may be asked first.
+/// Every mode, and the question that an endpoint may be asked first.
 #[test]
 fn it_reads_each_mode_and_confirms_that_it_wants_events() {
     let database = Database::new();
     let listening = Listening::start(&[]);
     let put = |name: &str, more: &[&str]| {
-        let mut command = database.binary(&["destination", "put", name, &listening.url]);
+        let mut command = database.binary(&["endpoint", "put", name, &listening.url]);
         command.args(["--topic", name]).args(more);
         command
-            .env("OUTBOX_REGISTERED_HTTPS_ONLY", "false")
-            .env("OUTBOX_REGISTERED_PUBLIC_ONLY", "false");
+            .env("OUTBOX_ENDPOINT_HTTPS_ONLY", "false")
+            .env("OUTBOX_ENDPOINT_PUBLIC_ONLY", "false");
         finish(command).code(0);
     };
     for mode in ["binary", "structured", "batched"] {
         put(mode, &["--mode", mode]);
     }
     put("asked", &["--verification", "challenge"]);
-    let relay = database.relay().registered_threads(4);
+    let relay = database.relay().endpoint_threads(4);
     let relay = relay
-        .configure(|config| config.registered_https_only = false)
-        .configure(|config| config.registered_public_only = false);
+        .configure(|config| config.endpoint_https_only = false)
+        .configure(|config| config.endpoint_public_only = false);
     let relay = relay.start().expect("a relay");
     let topics = ["binary", "structured", "batched", "asked"];
     for topic in topics {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use diesel_outbox::NewMessage;
 use diesel_outbox::admin::{self, Bulk, Bulked, Note, WaitingFilter};
-use diesel_outbox::destinations::{Recover, RegisteredDestination};
+use diesel_outbox::endpoints::{Endpoint, Recover};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -194,8 +194,8 @@ fn a_paced_change_is_no_faster_than_its_rate() {
     assert!(began.elapsed() >= Duration::from_millis(1250));
 }
 
-fn put(db: &Database, hook: &RegisteredDestination) {
-    let put = db.outbox().destinations().put(&mut db.connect(), hook);
+fn put(db: &Database, hook: &Endpoint) {
+    let put = db.outbox().endpoints().put(&mut db.connect(), hook);
     put.expect("put");
 }
 
@@ -203,9 +203,7 @@ fn put(db: &Database, hook: &RegisteredDestination) {
 fn recovered(db: &Database, since: SystemTime, what: Recover) -> [u64; 3] {
     let (conn, outbox) = (&mut db.connect(), db.outbox());
     interrupted_twice(|bulk| {
-        let done = outbox
-            .destinations()
-            .recover(conn, "acme", since, what, bulk);
+        let done = outbox.endpoints().recover(conn, "acme", since, what, bulk);
         done.expect("recovered").expect("the destination")
     })
 }
@@ -216,8 +214,8 @@ fn dead_letters_since_a_time_are_recovered_in_the_order_of_keys() {
     const KEYS: i64 = 50;
     let db = Database::new();
     let receiver = Receiver::ok();
-    put(&db, &RegisteredDestination::new("acme", receiver.url()));
-    let id = "(SELECT id FROM {o}_destination WHERE name = 'acme')";
+    put(&db, &Endpoint::new("acme", receiver.url()));
+    let id = "(SELECT id FROM {o}_endpoint WHERE name = 'acme')";
     let insert = |what: &str| {
         db.execute(&format!(
             "INSERT INTO {{o}}_dead (sequence, message_id, topic, destination, named_destination, payload, ordering_key,
@@ -280,10 +278,7 @@ fn got(receiver: &Receiver) -> Vec<(i64, String)> {
 fn a_destination_misses_what_a_fan_out_in_flight_has_passed() {
     let db = Database::new();
     for name in ["acme", "beta", "zeta"] {
-        put(
-            &db,
-            &RegisteredDestination::new(name, "http://127.0.0.1:9/"),
-        );
+        put(&db, &Endpoint::new(name, "http://127.0.0.1:9/"));
     }
     let whole = db.enqueue_message(message("order.paid", 1));
     db.execute(&format!(
@@ -299,7 +294,7 @@ fn a_destination_misses_what_a_fan_out_in_flight_has_passed() {
         let bulk = Bulk::new(&note).dry_run();
         let done =
             outbox
-                .destinations()
+                .endpoints()
                 .recover(&mut db.connect(), name, since, Recover::AndMissed, bulk);
         done.expect("recovered").expect("the destination").changed
     };
@@ -313,12 +308,12 @@ fn a_disabled_destination_recovers_exactly_what_it_missed() {
     let db = Database::new();
     let (acme, other) = (Receiver::ok(), Receiver::ok());
     let tenant = Uuid::now_v7();
-    let hook = RegisteredDestination::new("acme", acme.url()).tenant(tenant);
+    let hook = Endpoint::new("acme", acme.url()).tenant(tenant);
     let hook = hook
         .topics(["order.*"])
         .filter(json!({"euro": [{"numeric": [">=", 100]}]}));
     put(&db, &hook);
-    put(&db, &RegisteredDestination::new("other", other.url()));
+    put(&db, &Endpoint::new("other", other.url()));
     let started = db.keeping_relay().start().expect("a relay");
     let since = SystemTime::now();
     let at = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
@@ -331,7 +326,7 @@ fn a_disabled_destination_recovers_exactly_what_it_missed() {
     eventually("both have it", || db.count("delivered") == 2);
 
     let destinations = db.outbox();
-    let destinations = destinations.destinations();
+    let destinations = destinations.endpoints();
     let disabled = destinations.disable(&mut db.connect(), "acme", "a day off");
     assert!(disabled.expect("disabled"));
     end(&started);
@@ -406,7 +401,7 @@ fn messages_that_wait_for_another_customer_are_recovered() {
     let is_up_now = Arc::clone(&is_up);
     let status = move |_: &_| if is_up_now.load(Relaxed) { 200 } else { 503 };
     let (acme, down) = (Receiver::ok(), Receiver::answering(status));
-    let hook = RegisteredDestination::new("acme", acme.url());
+    let hook = Endpoint::new("acme", acme.url());
     put(
         &db,
         &hook
@@ -414,10 +409,10 @@ fn messages_that_wait_for_another_customer_are_recovered() {
             .filter(json!({"euro": [{"numeric": [">=", 100]}]})),
     );
     for name in ["down", "other"] {
-        put(&db, &RegisteredDestination::new(name, down.url()));
+        put(&db, &Endpoint::new(name, down.url()));
     }
     let outbox = db.outbox();
-    let destinations = outbox.destinations();
+    let destinations = outbox.endpoints();
     let disabled = destinations.disable(&mut db.connect(), "acme", "a day off");
     assert!(disabled.expect("disabled"));
     let since = SystemTime::now();
@@ -432,10 +427,10 @@ fn messages_that_wait_for_another_customer_are_recovered() {
     db.enqueue_message(message("invoice.paid", 105));
     let relay = db
         .relay()
-        .registered_threads(4)
-        .configure(|config| config.registered_https_only = false)
-        .configure(|config| config.registered_public_only = false)
-        .configure(|config| config.registered_max_attempts = 1000);
+        .endpoint_threads(4)
+        .configure(|config| config.endpoint_https_only = false)
+        .configure(|config| config.endpoint_public_only = false)
+        .configure(|config| config.endpoint_max_attempts = 1000);
     let relay = relay.start().expect("a relay");
     eventually("all are fanned out", || {
         db.number("SELECT count(*) FROM {o} WHERE split_from IS NOT NULL") == 8
@@ -473,7 +468,7 @@ fn messages_that_wait_for_another_customer_are_recovered() {
 fn a_missed_message_is_sent_before_later_messages_of_its_key() {
     let db = Database::new();
     let receiver = Receiver::ok();
-    put(&db, &RegisteredDestination::new("acme", receiver.url()));
+    put(&db, &Endpoint::new("acme", receiver.url()));
     db.execute(
         "INSERT INTO {o}_ledger (part, sequence, message_id, topic, destination, named_destination, ordering_key, status,
             attempts, payload, created_at, split_from)
@@ -509,20 +504,10 @@ fn delivered_to_another(db: &Database) {
 #[test]
 fn a_killed_backfill_continues_and_doubles_nothing() {
     let db = Database::new();
-    put(
-        &db,
-        &RegisteredDestination::new("acme", "https://acme.example"),
-    );
+    put(&db, &Endpoint::new("acme", "https://acme.example"));
     delivered_to_another(&db);
     let arguments = [
-        "destination",
-        "backfill",
-        "acme",
-        "--since",
-        "2h",
-        "--yes",
-        "--rate",
-        "400",
+        "endpoint", "backfill", "acme", "--since", "2h", "--yes", "--rate", "400",
     ];
     let live = || db.number("SELECT count(*) FROM {o}");
     let mut command = Running::start(db.binary(&arguments));
@@ -541,13 +526,7 @@ fn a_killed_backfill_continues_and_doubles_nothing() {
     command.kill();
     // A killed client's last transaction may commit.
     let rest = [
-        "destination",
-        "backfill",
-        "acme",
-        "--since",
-        "2h",
-        "--yes",
-        "--json",
+        "endpoint", "backfill", "acme", "--since", "2h", "--yes", "--json",
     ];
     let done = run(&db, &rest).code(0).json();
     assert_eq!(done["changed"], done["matched"], "{done}");
@@ -560,14 +539,7 @@ fn a_killed_backfill_continues_and_doubles_nothing() {
     db.execute(
         "UPDATE {o} SET attempts = 1, available_at = now() + interval '1 hour' WHERE payload::text::int <= 3",
     );
-    let recover = [
-        "destination",
-        "recover",
-        "acme",
-        "--since",
-        "2h",
-        "--dry-run",
-    ];
+    let recover = ["endpoint", "recover", "acme", "--since", "2h", "--dry-run"];
     let waiting =
         "also retrying: 3 messages, due now with `diesel-outbox message retry --destination acme`";
     let told = run(&db, &recover).code(0).stdout;
@@ -578,7 +550,7 @@ fn a_killed_backfill_continues_and_doubles_nothing() {
     assert_eq!(db.number(out_of_order), 0);
     let unknown = run(
         &db,
-        &["destination", "backfill", "acne", "--since", "2h", "--yes"],
+        &["endpoint", "backfill", "acne", "--since", "2h", "--yes"],
     )
     .code(1);
     assert!(unknown.stderr.contains("acne"), "{}", unknown.stderr);
@@ -590,8 +562,8 @@ fn a_destination_that_is_registered_again_can_get_what_the_old_one_got() {
     let db = Database::new();
     let receiver = Receiver::ok();
     let since = SystemTime::now();
-    put(&db, &RegisteredDestination::new("acme", receiver.url()));
-    put(&db, &RegisteredDestination::new("other", receiver.url()));
+    put(&db, &Endpoint::new("acme", receiver.url()));
+    put(&db, &Endpoint::new("other", receiver.url()));
     let relay = db.keeping_relay().start().expect("a relay");
     for n in [1, 2] {
         db.enqueue_message(message("t", n).idempotency_key(format!("k{n}")));
@@ -600,15 +572,15 @@ fn a_destination_that_is_registered_again_can_get_what_the_old_one_got() {
     let (outbox, conn, note) = (db.outbox(), &mut db.connect(), alice());
     let backfill = |conn: &mut _| {
         let done = outbox
-            .destinations()
+            .endpoints()
             .backfill(conn, "acme", since, Bulk::new(&note));
         done.expect("sent").map(|done| done.changed)
     };
     assert_eq!(backfill(conn), Some(0));
-    let removed = outbox.destinations().remove(conn, "acme");
+    let removed = outbox.endpoints().remove(conn, "acme");
     assert!(removed.expect("removed"));
     assert_eq!(backfill(conn), None);
-    put(&db, &RegisteredDestination::new("acme", receiver.url()));
+    put(&db, &Endpoint::new("acme", receiver.url()));
     assert_eq!(backfill(conn), Some(2));
     assert_eq!(backfill(conn), Some(0));
     receiver.wait_for(6);
@@ -639,12 +611,12 @@ fn acts_of_operators_are_recorded_with_who_and_why() {
         .code(0);
     };
     for command in [
-        "destination put acme https://acme.example --topic nothing",
-        "destination disable acme",
-        "destination enable acme",
-        "destination rotate acme",
-        "destination recover acme --since 1h --yes",
-        "destination backfill acme --since 1h --yes",
+        "endpoint put acme https://acme.example --topic nothing",
+        "endpoint disable acme",
+        "endpoint enable acme",
+        "endpoint rotate acme",
+        "endpoint recover acme --since 1h --yes",
+        "endpoint backfill acme --since 1h --yes",
         "pause topic t",
         "resume topic t",
         "message retry k1",
@@ -656,19 +628,19 @@ fn acts_of_operators_are_recorded_with_who_and_why() {
         "dead requeue 9002",
         "dead discard 9003",
         "topics forget old.* --yes",
-        "destination remove acme --yes",
+        "endpoint remove acme --yes",
         "forget --yes --tenant 00000000-0000-0000-0000-000000000007",
     ] {
         act(command);
     }
     // Nothing has changed, so nothing is recorded.
-    run(&db, &["destination", "enable", "acme"]).code(1);
+    run(&db, &["endpoint", "enable", "acme"]).code(1);
     run(&db, &["message", "cancel", "k1"]).code(0);
     let acts = "SELECT string_agg(act || ' ' || regexp_replace(target, '^900(.)[.].*', '900\\1'), ', ' ORDER BY at) FROM {o}_audit
                  WHERE who = 'eve' AND why = 'because'";
-    let expected = "destination put acme, destination disable acme, destination enable acme, destination rotate acme, \
-        destination recover acme, pause t, resume t, message retry 1, message reschedule 1, message cancel 1, message settle 2, \
-        message retry destination shipping, dead requeue 9002, dead discard 9003, topics forget old.*, destination remove acme, forget a tenant";
+    let expected = "endpoint put acme, endpoint disable acme, endpoint enable acme, endpoint rotate acme, \
+        endpoint recover acme, pause t, resume t, message retry 1, message reschedule 1, message cancel 1, message settle 2, \
+        message retry destination shipping, dead requeue 9002, dead discard 9003, topics forget old.*, endpoint remove acme, forget a tenant";
     assert_eq!(db.text(acts).as_deref(), Some(expected));
     assert_eq!(db.number("SELECT count(*) FROM {o}_audit"), 17);
     db.number("SELECT emptied FROM {o}_rotate('1 hour')");
@@ -682,10 +654,7 @@ fn acts_of_operators_are_recorded_with_who_and_why() {
 fn the_page_asks_with_the_count_before_it_changes_many() {
     let db = Database::new();
     waiting(&db);
-    put(
-        &db,
-        &RegisteredDestination::new("acme", "https://acme.example"),
-    );
+    put(&db, &Endpoint::new("acme", "https://acme.example"));
     delivered_to_another(&db);
     let page = Page::start(db.binary(&["admin"]));
     let send = |from: &str, path: &str, fields: &str| {
@@ -717,21 +686,17 @@ fn the_page_asks_with_the_count_before_it_changes_many() {
     let why = "SELECT string_agg(DISTINCT why, ',') FROM {o}_audit WHERE act = 'message retry'";
     assert_eq!(db.text(why).as_deref(), Some("fixed"));
 
-    let one = "/destinations?name=acme";
-    let asked = send(
-        one,
-        "/destination/recover",
-        "name=acme&since=2h&missing=yes",
-    );
+    let one = "/endpoints?name=acme";
+    let asked = send(one, "/endpoint/recover", "name=acme&since=2h&missing=yes");
     assert!(
         asked.body.contains("Send 2,500 messages to acme again?"),
         "{}",
         asked.body
     );
-    let done = send(one, "/destination/backfill", "name=acme&since=2h&sure=yes");
+    let done = send(one, "/endpoint/backfill", "name=acme&since=2h&sure=yes");
     let to = done.header("location").expect("a redirect");
-    assert_eq!(to, "/destinations?name=acme&done=recovered&count=2500");
-    let bad = send(one, "/destination/recover", "name=acme&since=yesterday");
+    assert_eq!(to, "/endpoints?name=acme&done=recovered&count=2500");
+    let bad = send(one, "/endpoint/recover", "name=acme&since=yesterday");
     assert_eq!(bad.status, 400);
 
     let done = send(list, "/messages/cancel", "destination=acme&sure=yes");

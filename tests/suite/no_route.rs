@@ -309,17 +309,16 @@ fn a_message_without_a_route_blocks_its_key() {
     end(&other);
 }
 
-/// R44, R46: also after the last registered destination is removed, a relay that delivers to registered destinations
+/// R44, R46: also after the last endpoint is removed, a relay that delivers to endpoints
 /// takes the messages that name it, to dead-letter them. Messages that name no destination wait for a route.
 #[test]
 fn messages_left_by_a_removed_destination_are_served() {
     let database = Database::new();
-    let serves = json!({ "routes": [], "handlers": [], "registered": true });
+    let serves = json!({ "routes": [], "handlers": [], "endpoints": true });
     database.execute(&format!(
         "INSERT INTO {{o}}_lease (relay, expires_at, serves) VALUES ('another', now() + '1 h', '{serves}')"
     ));
-    database
-        .execute("INSERT INTO {o}_destination (name, url) VALUES ('busy', 'https://a.example')");
+    database.execute("INSERT INTO {o}_endpoint (name, url) VALUES ('busy', 'https://a.example')");
     database.execute(
         "INSERT INTO {o} (topic, destination, payload) VALUES ('order.paid', 'busy', '1'), ('order.paid', '', '1')",
     );
@@ -332,7 +331,7 @@ fn messages_left_by_a_removed_destination_are_served() {
             .collect()
     };
     assert_eq!(unrouted(), Vec::<String>::new());
-    database.execute("DELETE FROM {o}_destination");
+    database.execute("DELETE FROM {o}_endpoint");
     assert_eq!(unrouted(), [""]);
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use diesel::connection::SimpleConnection;
 use diesel_outbox::config::Config;
-use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox::{Event, NewMessage, Relay, RelayBuilder, RelayHandle, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -21,17 +21,17 @@ impl Event for MemberJoined {
     const TOPIC: &'static str = "member.joined";
 }
 
-fn serving_registered(database: &Database) -> RelayBuilder {
+fn serving_endpoints(database: &Database) -> RelayBuilder {
     database
         .relay()
-        .registered_threads(4)
-        .configure(|config| config.registered_https_only = false)
-        .configure(|config| config.registered_public_only = false)
+        .endpoint_threads(4)
+        .configure(|config| config.endpoint_https_only = false)
+        .configure(|config| config.endpoint_public_only = false)
 }
 
-fn put(database: &Database, hook: &RegisteredDestination) {
+fn put(database: &Database, hook: &Endpoint) {
     let conn = &mut database.connect();
-    (database.outbox().destinations())
+    (database.outbox().endpoints())
         .put(conn, hook)
         .expect("put");
 }
@@ -54,17 +54,14 @@ fn join(database: &Database, member_id: i64) {
 fn messages_of_a_crashed_application_wait_for_its_handler() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    put(
-        &database,
-        &RegisteredDestination::new("all", receiver.url()),
-    );
+    put(&database, &Endpoint::new("all", receiver.url()));
     let (heard, hear) = mpsc::channel();
     let before = application(&database, heard.clone());
     join(&database, 1);
     assert_eq!(hear.recv_timeout(Duration::from_secs(60)), Ok(1));
     end(&before);
 
-    let relay = serving_registered(&database).start().expect("a relay");
+    let relay = serving_endpoints(&database).start().expect("a relay");
     for member_id in 2..5 {
         join(&database, member_id);
     }
@@ -102,13 +99,13 @@ fn messages_of_a_crashed_application_wait_for_its_handler() {
 fn a_misspelt_topic_ends_without_a_subscriber() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let hook = RegisteredDestination::new("acme", receiver.url()).topics(["order.*"]);
+    let hook = Endpoint::new("acme", receiver.url()).topics(["order.*"]);
     put(&database, &hook);
     for _ in 0..3 {
         database.enqueue("odrer.paid", json!({}));
     }
     let mut drain = database.binary(&["drain", "--json"]);
-    drain.env("OUTBOX_REGISTERED_THREADS", "4");
+    drain.env("OUTBOX_ENDPOINT_THREADS", "4");
     drain.env("OUTBOX_LOG_FORMAT", "json");
     let drained = finish(drain).code(0);
     let report: serde_json::Value = serde_json::from_str(&drained.stdout).expect("JSON");
@@ -148,7 +145,7 @@ fn topics_are_listed_and_forgotten() {
     let receiver = Receiver::ok();
     put(
         &database,
-        &RegisteredDestination::new("acme", receiver.url()).topics(["order.*"]),
+        &Endpoint::new("acme", receiver.url()).topics(["order.*"]),
     );
     let (heard, _hear) = mpsc::channel();
     end(&application(&database, heard));
@@ -163,7 +160,7 @@ fn topics_are_listed_and_forgotten() {
     assert_eq!(listed[0]["kind"], "handler");
 
     join(&database, 1);
-    let relay = serving_registered(&database).start().expect("a relay");
+    let relay = serving_endpoints(&database).start().expect("a relay");
     database.enqueue_message(NewMessage::new("order.paid", &json!({})).expect("JSON"));
     receiver.wait_for(1);
     assert_eq!(database.count("no_subscriber"), 0);
@@ -210,7 +207,7 @@ fn a_drain_without_messages_holds_up_no_customer() {
     let (customer, other) = (Receiver::ok(), Receiver::ok());
     put(
         &database,
-        &RegisteredDestination::new("acme", customer.url()).topics(["order.*"]),
+        &Endpoint::new("acme", customer.url()).topics(["order.*"]),
     );
     let drain = || {
         let mut drain = database.binary(&["drain", "--json"]);
@@ -219,7 +216,7 @@ fn a_drain_without_messages_holds_up_no_customer() {
     };
     drain();
     assert_eq!(topics(&database), [""; 0]);
-    let relay = serving_registered(&database).start().expect("a relay");
+    let relay = serving_endpoints(&database).start().expect("a relay");
     database.enqueue("order.paid", json!({}));
     customer.wait_for(1);
     end(&relay);
@@ -233,7 +230,7 @@ fn a_drain_without_messages_holds_up_no_customer() {
 
     // Log, check and the reason of the message say which pattern it waits for, and how to end that.
     let mut run = database.binary(&["run"]);
-    run.env("OUTBOX_REGISTERED_THREADS", "4");
+    run.env("OUTBOX_ENDPOINT_THREADS", "4");
     let relay = Running::start(run);
     let waiting = database.enqueue("order.paid", json!({})).to_string();
     relay.wait_for_log("topics forget '*'");
@@ -294,18 +291,18 @@ fn a_relay_starts_beside_locked_rows_of_topics() {
     end(&after);
 }
 
-/// R51: a relay without threads for registered destinations decides nothing about their messages.
+/// R51: a relay without threads for endpoints decides nothing about their messages.
 #[test]
-fn a_relay_without_threads_for_registered_destinations_serves_none() {
+fn a_relay_without_threads_for_endpoints_serves_none() {
     let database = Database::new();
     let (configured, registered) = (Receiver::ok(), Receiver::ok());
     put(
         &database,
-        &RegisteredDestination::new("acme", registered.url()).topics(["order.*"]),
+        &Endpoint::new("acme", registered.url()).topics(["order.*"]),
     );
     let billing = diesel_outbox::Destination::new("billing", &configured.url()).expect("a URL");
-    let without = serving_registered(&database)
-        .registered_threads(0)
+    let without = serving_endpoints(&database)
+        .endpoint_threads(0)
         .destination(billing)
         .route("invoice.*", "billing")
         .start()
@@ -321,7 +318,7 @@ fn a_relay_without_threads_for_registered_destinations_serves_none() {
         (registered.count(), database.count("no_subscriber")),
         (0, 0)
     );
-    let relay = serving_registered(&database).start().expect("a relay");
+    let relay = serving_endpoints(&database).start().expect("a relay");
     registered.wait_for(1);
     eventually("the misspelt one has no subscriber", || {
         database.count("no_subscriber") == 1

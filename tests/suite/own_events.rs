@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use diesel_outbox::config::Breaker;
-use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox::{Backoff, Destination, NewMessage, RelayBuilder, RelayHandle};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -32,8 +32,8 @@ fn relay(database: &Database, receiver: &Receiver) -> RelayBuilder {
     database
         .relay()
         .url(&receiver.url())
-        .configure(|config| config.registered_https_only = false)
-        .configure(|config| config.registered_public_only = false)
+        .configure(|config| config.endpoint_https_only = false)
+        .configure(|config| config.endpoint_public_only = false)
         .own_events(true)
 }
 
@@ -72,9 +72,9 @@ fn dead_letters_are_one_event_for_each_destination_and_minute() {
     let database = Database::new();
     let (receiver, tenant) = (receiver(), Uuid::now_v7());
     let conn = &mut database.connect();
-    let hook = RegisteredDestination::new("acme", receiver.url()).topics([LOST]);
+    let hook = Endpoint::new("acme", receiver.url()).topics([LOST]);
     let hook = hook.tenant(tenant);
-    (database.outbox().destinations().put(conn, &hook)).expect("put");
+    (database.outbox().endpoints().put(conn, &hook)).expect("put");
     let relays = [(); 3].map(|()| started(relay(&database, &receiver)));
     for n in 0..30 {
         let message = lost(tenant);
@@ -187,15 +187,15 @@ fn a_destination_that_fails_and_recovers_is_reported_once_by_all_relays() {
     });
     let tenant = Uuid::now_v7();
     let conn = &mut database.connect();
-    let hook = RegisteredDestination::new("acme", customer.url()).tenant(tenant);
-    (database.outbox().destinations().put(conn, &hook)).expect("put");
+    let hook = Endpoint::new("acme", customer.url()).tenant(tenant);
+    (database.outbox().endpoints().put(conn, &hook)).expect("put");
     let begin = || {
         let mut command = database.binary(&["run"]);
         command.env("OUTBOX_URL", alarms.url()).envs([
             ("OUTBOX_OWN_EVENTS", "true"),
-            ("OUTBOX_REGISTERED_HTTPS_ONLY", "false"),
-            ("OUTBOX_REGISTERED_PUBLIC_ONLY", "false"),
-            ("OUTBOX_REGISTERED_MAX_ATTEMPTS", "1000000"),
+            ("OUTBOX_ENDPOINT_HTTPS_ONLY", "false"),
+            ("OUTBOX_ENDPOINT_PUBLIC_ONLY", "false"),
+            ("OUTBOX_ENDPOINT_MAX_ATTEMPTS", "1000000"),
         ]);
         Running::start(command)
     };
@@ -209,8 +209,8 @@ fn a_destination_that_fails_and_recovers_is_reported_once_by_all_relays() {
         database.enqueue_message(message.tenant_id(tenant).destination("acme"));
     };
     (0..5).for_each(|_| message());
-    let since = "SELECT failing_since::text FROM {o}_destination";
-    let failing = "SELECT count(*) FROM {o}_destination WHERE failing";
+    let since = "SELECT failing_since::text FROM {o}_endpoint";
+    let failing = "SELECT count(*) FROM {o}_endpoint WHERE failing";
     eventually("the first failure is recorded", || {
         database.text(since).is_some()
     });
@@ -218,7 +218,7 @@ fn a_destination_that_fails_and_recovers_is_reported_once_by_all_relays() {
     let tries = customer.count();
     eventually("more sends fail", || customer.count() > tries + 3);
     assert_eq!(database.number(failing), 0, "not for ten minutes yet");
-    database.execute("UPDATE {o}_destination SET failing_since = now() - interval '11 min'");
+    database.execute("UPDATE {o}_endpoint SET failing_since = now() - interval '11 min'");
     eventually("the destination is failing", || {
         database.number(failing) == 1
     });
@@ -240,17 +240,17 @@ fn a_destination_that_fails_and_recovers_is_reported_once_by_all_relays() {
         all.dedup();
         all
     };
-    let failing = told_of("outbox.destination.failing");
+    let failing = told_of("outbox.endpoint.failing");
     let since = failing[0]["failing_since"].clone();
     assert!(since.is_string(), "{failing:?}");
     let mut expected = json!({
         "destination": "acme", "tenant_id": tenant.to_string(), "failing_since": since,
     });
-    let recovered = told_of("outbox.destination.recovered");
+    let recovered = told_of("outbox.endpoint.recovered");
     assert_eq!(recovered, [expected.clone()]);
     expected["reason"] = "SERVER_ERROR".into();
     assert_eq!(failing, [expected]);
-    for topic in ["outbox.destination.failing", "outbox.destination.recovered"] {
+    for topic in ["outbox.endpoint.failing", "outbox.endpoint.recovered"] {
         assert_eq!(ever_written(&database, topic), 1, "{topic}");
     }
 }
@@ -262,27 +262,26 @@ fn a_destination_that_fails_is_reported_after_ten_minutes_without_another_send()
     let (refuses, fails) = (Receiver::answering(|_| 422), Receiver::answering(|_| 503));
     let conn = &mut database.connect();
     for (name, customer) in [("refuses", &refuses), ("fails", &fails)] {
-        let hook = RegisteredDestination::new(name, customer.url());
-        (database.outbox().destinations().put(conn, &hook)).expect("put");
+        let hook = Endpoint::new(name, customer.url());
+        (database.outbox().endpoints().put(conn, &hook)).expect("put");
     }
     let alarms = Receiver::ok();
-    let relay = relay(&database, &alarms).configure(|config| {
-        config.registered_backoff = "1h".parse::<Backoff>().expect("a backoff")
-    });
+    let relay = relay(&database, &alarms)
+        .configure(|config| config.endpoint_backoff = "1h".parse::<Backoff>().expect("a backoff"));
     let relay = started(relay);
     for name in ["refuses", "fails"] {
         let message = NewMessage::new("order.paid", &json!({})).expect("JSON");
         database.enqueue_message(message.destination(name));
     }
     eventually("both failures are recorded", || {
-        database.number("SELECT count(failing_since) FROM {o}_destination") == 2
+        database.number("SELECT count(failing_since) FROM {o}_endpoint") == 2
     });
-    database.execute("UPDATE {o}_destination SET failing_since = now() - interval '11 min'");
+    database.execute("UPDATE {o}_endpoint SET failing_since = now() - interval '11 min'");
     eventually("the event arrives", || {
-        !told(&alarms, "outbox.destination.failing").is_empty()
+        !told(&alarms, "outbox.endpoint.failing").is_empty()
     });
     end(&relay);
-    let told = told(&alarms, "outbox.destination.failing");
+    let told = told(&alarms, "outbox.endpoint.failing");
     let facts = |one: &Value| (one["destination"].clone(), one["reason"].clone());
     assert_eq!(
         told.iter().map(facts).collect::<Vec<_>>(),
@@ -302,8 +301,8 @@ fn a_short_failure_is_not_reported() {
         _ => 200,
     });
     let conn = &mut database.connect();
-    let hook = RegisteredDestination::new("acme", customer.url());
-    (database.outbox().destinations().put(conn, &hook)).expect("put");
+    let hook = Endpoint::new("acme", customer.url());
+    (database.outbox().endpoints().put(conn, &hook)).expect("put");
     let relay = started(relay(&database, &Receiver::ok()));
     let message = NewMessage::new("order.paid", &json!({})).expect("JSON");
     database.enqueue_message(message.destination("acme"));
@@ -311,7 +310,7 @@ fn a_short_failure_is_not_reported() {
         database.count("delivered") == 1
     });
     eventually("the success is recorded", || {
-        database.number("SELECT count(*) FROM {o}_destination WHERE failing_since IS NULL") == 1
+        database.number("SELECT count(*) FROM {o}_endpoint WHERE failing_since IS NULL") == 1
     });
     end(&relay);
     assert_eq!(database.number("SELECT count(*) FROM {o}_messages"), 1);
@@ -323,21 +322,19 @@ fn a_failing_destination_that_relays_disable_is_reported_as_disabled_alone() {
     let database = Database::new();
     let (customer, alarms) = (Receiver::answering(|_| 503), Receiver::ok());
     let conn = &mut database.connect();
-    let hook = RegisteredDestination::new("acme", customer.url());
-    (database.outbox().destinations().put(conn, &hook)).expect("put");
+    let hook = Endpoint::new("acme", customer.url());
+    (database.outbox().endpoints().put(conn, &hook)).expect("put");
     let relays = [(); 3].map(|()| {
-        let relay = relay(&database, &alarms)
-            .configure(|config| config.registered_max_attempts = 1_000_000);
-        started(
-            relay.configure(|config| config.registered_disable_after = Duration::from_secs(3600)),
-        )
+        let relay =
+            relay(&database, &alarms).configure(|config| config.endpoint_max_attempts = 1_000_000);
+        started(relay.configure(|config| config.endpoint_disable_after = Duration::from_secs(3600)))
     });
     for _ in 0..5 {
         let message = NewMessage::new("order.paid", &json!({})).expect("JSON");
         database.enqueue_message(message.destination("acme"));
     }
     let is_so = |what: &str| {
-        let count = format!("SELECT count(*) FROM {{o}}_destination WHERE {what}");
+        let count = format!("SELECT count(*) FROM {{o}}_endpoint WHERE {what}");
         database.number(&count) == 1
     };
     eventually("a failure is recorded", || {
@@ -345,26 +342,26 @@ fn a_failing_destination_that_relays_disable_is_reported_as_disabled_alone() {
     });
     for (time, what) in [("30 min", "failing"), ("2 h", "NOT enabled")] {
         database.execute(&format!(
-            "UPDATE {{o}}_destination SET failing_since = failing_since - interval '{time}'"
+            "UPDATE {{o}}_endpoint SET failing_since = failing_since - interval '{time}'"
         ));
         eventually(what, || is_so(what));
     }
     eventually("the event arrives", || {
-        !told(&alarms, "outbox.destination.disabled").is_empty()
+        !told(&alarms, "outbox.endpoint.disabled").is_empty()
     });
     for relay in &relays {
         end(relay);
     }
     assert_eq!(
-        told(&alarms, "outbox.destination.disabled"),
+        told(&alarms, "outbox.endpoint.disabled"),
         [json!({ "destination": "acme", "tenant_id": null, "reason": "has failed for 1h" })]
     );
     for (topic, count) in [("failing", 1), ("disabled", 1), ("recovered", 0)] {
-        let topic = format!("outbox.destination.{topic}");
+        let topic = format!("outbox.endpoint.{topic}");
         assert_eq!(ever_written(&database, &topic), count, "{topic}");
     }
     assert!(is_so("failing"), "the row still says why");
-    database.execute("UPDATE {o}_destination SET enabled = true");
+    database.execute("UPDATE {o}_endpoint SET enabled = true");
     assert!(is_so("NOT failing AND failing_since IS NULL"));
 }
 
@@ -393,10 +390,10 @@ fn a_destination_that_relays_pause_is_reported_once() {
         end(relay);
     }
     assert_eq!(
-        told(&alarms, "outbox.destination.paused"),
+        told(&alarms, "outbox.endpoint.paused"),
         [json!({ "destination": "billing", "tenant_id": null, "reason": "GONE" })]
     );
-    assert_eq!(ever_written(&database, "outbox.destination.paused"), 1);
+    assert_eq!(ever_written(&database, "outbox.endpoint.paused"), 1);
 }
 
 #[test]
@@ -415,22 +412,22 @@ fn nothing_is_reported_unless_own_events_are_on() {
 
 /// Several relays see the bad row, but only one event is enqueued.
 #[test]
-fn a_registered_destination_that_relays_disable_is_reported_once() {
+fn an_endpoint_that_relays_disable_is_reported_once() {
     let database = Database::new();
     let (receiver, tenant) = (receiver(), Uuid::now_v7());
     let relays = [(); 3].map(|()| started(relay(&database, &receiver)));
     database.execute(&format!(
-        "INSERT INTO {{o}}_destination (name, url, rate, tenant_id) VALUES ('acme', 'https://a.example/', 'often', '{tenant}')"
+        "INSERT INTO {{o}}_endpoint (name, url, rate, tenant_id) VALUES ('acme', 'https://a.example/', 'often', '{tenant}')"
     ));
     eventually("the event arrives", || {
-        !told(&receiver, "outbox.destination.disabled").is_empty()
+        !told(&receiver, "outbox.endpoint.disabled").is_empty()
     });
     std::thread::sleep(Duration::from_millis(500));
     for relay in &relays {
         end(relay);
     }
-    let all = told(&receiver, "outbox.destination.disabled");
-    let reason = database.text("SELECT disabled_reason FROM {o}_destination");
+    let all = told(&receiver, "outbox.endpoint.disabled");
+    let reason = database.text("SELECT disabled_reason FROM {o}_endpoint");
     assert_eq!(
         all,
         [json!({ "destination": "acme", "tenant_id": tenant.to_string(), "reason": reason })]
@@ -477,7 +474,7 @@ fn a_breaker_that_opens_is_reported_once_until_it_has_closed() {
 
 /// A customer's pattern `*` covers the application's topics only.
 #[test]
-fn registered_destinations_get_it_where_they_ask_for_it() {
+fn endpoints_get_it_where_they_ask_for_it() {
     let database = Database::new();
     let (billing, customer, operators) = (receiver(), Receiver::ok(), Receiver::ok());
     let (conn, outbox) = (&mut database.connect(), database.outbox());
@@ -486,8 +483,8 @@ fn registered_destinations_get_it_where_they_ask_for_it() {
         ("customer", &customer, "*"),
         ("operators", &operators, "outbox.*"),
     ] {
-        let hook = RegisteredDestination::new(name, receiver.url()).topics([pattern]);
-        outbox.destinations().put(conn, &hook).expect("put");
+        let hook = Endpoint::new(name, receiver.url()).topics([pattern]);
+        outbox.endpoints().put(conn, &hook).expect("put");
     }
     let relay = started(relay(&database, &billing));
     database.enqueue_message(lost(tenant));

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use diesel_outbox::admin;
 use diesel_outbox::config::Config;
-use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox_pages::{Pages, PagesError, Rights, Visitor, operator_pages};
 use http::{Request, Response, StatusCode};
 use secrecy::ExposeSecret;
@@ -78,7 +78,7 @@ fn each_page_is_a_response_with_headers_against_misuse() {
         "/ledger",
         "/keys",
         "/topics",
-        "/destinations",
+        "/endpoints",
         "/relays",
         "/audit",
     ] {
@@ -136,15 +136,11 @@ fn metrics_are_the_text_of_the_applications_recorder() {
 #[test]
 fn no_page_shows_user_and_password_of_a_url() {
     let database = Database::new();
-    let mut acme = RegisteredDestination::new("acme", "https://a.test/hooks/T024");
+    let mut acme = Endpoint::new("acme", "https://a.test/hooks/T024");
     acme.topics = vec!["*".to_owned()];
     let conn = &mut database.connect();
-    database
-        .outbox()
-        .destinations()
-        .put(conn, &acme)
-        .expect("put");
-    database.execute("UPDATE {o}_destination SET url = 'https://ann:hunter2@a.test/hooks/T024'");
+    database.outbox().endpoints().put(conn, &acme).expect("put");
+    database.execute("UPDATE {o}_endpoint SET url = 'https://ann:hunter2@a.test/hooks/T024'");
     for (payloads, shown) in [
         ("true", "https://***@a.test/hooks/T024"),
         ("false", "https://***@a.test/hooks/***"),
@@ -154,7 +150,7 @@ fn no_page_shows_user_and_password_of_a_url() {
             .set("OUTBOX_ADMIN_PAYLOADS", payloads)
             .expect("a switch");
         let pages = Pages::operators(&config, &database.secret_url(), None).expect("pages");
-        for path in ["/destinations", "/destinations?name=acme"] {
+        for path in ["/endpoints", "/endpoints?name=acme"] {
             let page = get(&pages, path);
             assert!(!text(&page).contains("hunter2"), "{path}: {}", text(&page));
             assert!(text(&page).contains(shown), "{path}: {}", text(&page));
@@ -248,8 +244,8 @@ fn a_destination_is_registered_changed_and_verified_and_its_secret_is_shown_once
     let database = Database::new();
     let mut config = config(&database);
     for (variable, value) in [
-        ("OUTBOX_REGISTERED_HTTPS_ONLY", "false"),
-        ("OUTBOX_REGISTERED_PUBLIC_ONLY", "false"),
+        ("OUTBOX_ENDPOINT_HTTPS_ONLY", "false"),
+        ("OUTBOX_ENDPOINT_PUBLIC_ONLY", "false"),
     ] {
         config.set(variable, value).expect(variable);
     }
@@ -257,7 +253,7 @@ fn a_destination_is_registered_changed_and_verified_and_its_secret_is_shown_once
     let ann = || Visitor::known("ann", Rights::all());
     let bob = || Visitor::known("bob", Rights::all().with_secrets(false));
     let act = |visitor: fn() -> Visitor, path: &str, form: &str| {
-        let token = form_token(&shown_to(&pages, visitor(), "/destinations/edit"));
+        let token = form_token(&shown_to(&pages, visitor(), "/endpoints/edit"));
         send(
             &pages,
             visitor(),
@@ -268,37 +264,37 @@ fn a_destination_is_registered_changed_and_verified_and_its_secret_is_shown_once
     };
     let (outbox, conn) = (database.outbox(), &mut database.connect());
     let secret = |conn: &mut _| {
-        let secret = outbox.destinations().secret(conn, "acme").expect("read");
+        let secret = outbox.endpoints().secret(conn, "acme").expect("read");
         let secret = secret.expect("a secret");
         secret.written().expose_secret().to_owned()
     };
 
     let receiver = Receiver::answering(|_| 404);
     let new = format!("name=acme&url={}&topics=order.*", receiver.url());
-    let registered = act(ann, "/destination/put", &new);
+    let registered = act(ann, "/endpoint/put", &new);
     assert_eq!(registered.status(), StatusCode::OK, "{}", text(&registered));
     let first = secret(conn);
     assert!(text(&registered).contains(&first));
-    for path in ["/destinations", "/destinations?name=acme", "/audit"] {
+    for path in ["/endpoints", "/endpoints?name=acme", "/audit"] {
         assert!(
             !text(&shown_to(&pages, ann(), path)).contains(&first),
             "{path}"
         );
     }
-    let again = act(ann, "/destination/put", &new);
+    let again = act(ann, "/endpoint/put", &new);
     assert_eq!(again.status(), StatusCode::BAD_REQUEST);
-    let unknown = act(ann, "/destination/put", "name=b&is=known&topics=*");
+    let unknown = act(ann, "/endpoint/put", "name=b&is=known&topics=*");
     assert_eq!(unknown.status(), StatusCode::NOT_FOUND);
 
     let change = "name=acme&is=known&url=&topics=order.*%0Amember.*&verification=challenge";
-    let changed = act(ann, "/destination/put", change);
+    let changed = act(ann, "/endpoint/put", change);
     assert_eq!(
         changed.status(),
         StatusCode::SEE_OTHER,
         "{}",
         text(&changed)
     );
-    let acme = outbox.destinations().get(conn, "acme").expect("read");
+    let acme = outbox.endpoints().get(conn, "acme").expect("read");
     let acme = acme.expect("a destination");
     assert_eq!(acme.url, receiver.url());
     assert_eq!(acme.topics, ["order.*", "member.*"]);
@@ -307,24 +303,20 @@ fn a_destination_is_registered_changed_and_verified_and_its_secret_is_shown_once
         ("%7B%22euro%22: 5%7D", "filter: euro: expected an array"),
         ("%7Beuro", "filter: not JSON: "),
     ] {
-        let refused = act(
-            ann,
-            "/destination/put",
-            &format!("{change}&filter={filter}"),
-        );
+        let refused = act(ann, "/endpoint/put", &format!("{change}&filter={filter}"));
         assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
         assert!(text(&refused).contains(why), "{}", text(&refused));
     }
     let filtered = format!("{change}&filter=%7B%22euro%22:[5]%7D");
-    act(ann, "/destination/put", &filtered);
-    let form = shown_to(&pages, ann(), "/destinations/edit?name=acme");
+    act(ann, "/endpoint/put", &filtered);
+    let form = shown_to(&pages, ann(), "/endpoints/edit?name=acme");
     let json = "{&quot;euro&quot;:[5]}</textarea>";
     assert!(text(&form).contains(json), "{}", text(&form));
-    act(ann, "/destination/put", change);
-    let acme = outbox.destinations().get(conn, "acme").expect("read");
+    act(ann, "/endpoint/put", change);
+    let acme = outbox.endpoints().get(conn, "acme").expect("read");
     assert_eq!(acme.expect("a destination").filter, None);
 
-    let verified = act(ann, "/destination/verify", "name=acme");
+    let verified = act(ann, "/endpoint/verify", "name=acme");
     assert_eq!(verified.status(), StatusCode::OK, "{}", text(&verified));
     assert!(
         text(&verified).contains("not verified"),
@@ -332,16 +324,16 @@ fn a_destination_is_registered_changed_and_verified_and_its_secret_is_shown_once
         text(&verified)
     );
 
-    let rotated = act(bob, "/destination/rotate", "name=acme&keep=1h");
+    let rotated = act(bob, "/endpoint/rotate", "name=acme&keep=1h");
     assert_eq!(rotated.status(), StatusCode::OK, "{}", text(&rotated));
     assert_ne!(secret(conn), first);
     assert!(!text(&rotated).contains("whsec_"), "{}", text(&rotated));
-    let nobody = act(ann, "/destination/rotate", "name=b&keep=1h");
+    let nobody = act(ann, "/endpoint/rotate", "name=b&keep=1h");
     let location = nobody.headers()["location"].to_str().expect("a path");
-    assert!(location.ends_with("done=no_destination"), "{location}");
+    assert!(location.ends_with("done=no_endpoint"), "{location}");
 
     let look = Visitor::known("eve", Rights::look());
-    let edit = shown_to(&pages, look, "/destinations/edit?name=acme");
+    let edit = shown_to(&pages, look, "/endpoints/edit?name=acme");
     assert_eq!(edit.status(), StatusCode::FORBIDDEN);
     let acts = |q| {
         let page = shown_to(&pages, ann(), &format!("/audit?q={q}"));
@@ -359,9 +351,9 @@ fn without_the_right_payloads_are_on_no_page_and_in_no_search() {
     let database = Database::new();
     let sequence = database.enqueue("order.paid", json!({ "name": "Ada Lovelace" }));
     let message = format!("/messages?q={sequence}");
-    let acme = RegisteredDestination::new("acme", "https://a.test/hooks/T024/Byron");
+    let acme = Endpoint::new("acme", "https://a.test/hooks/T024/Byron");
     let conn = &mut database.connect();
-    let put = database.outbox().destinations().put(conn, &acme);
+    let put = database.outbox().endpoints().put(conn, &acme);
     put.expect("put");
     let pages = pages(&database);
     let shown = |rights, path: &str| {
@@ -369,23 +361,23 @@ fn without_the_right_payloads_are_on_no_page_and_in_no_search() {
         text(&page).to_owned()
     };
     let masked = Rights::all().with_payloads(false);
-    let search = "/destinations?q=byron";
+    let search = "/endpoints?q=byron";
     for (path, secret) in [
         (message.as_str(), "Ada"),
-        ("/destinations?name=acme", "Byron"),
+        ("/endpoints?name=acme", "Byron"),
         (search, "?name=acme"),
     ] {
         assert!(!shown(masked, path).contains(secret), "{path}");
         assert!(shown(Rights::all(), path).contains(secret), "{path}");
     }
-    assert!(shown(masked, "/destinations?q=a.test").contains("?name=acme"));
+    assert!(shown(masked, "/endpoints?q=a.test").contains("?name=acme"));
 }
 
 /// R60: over every page.
 #[test]
 fn without_the_rights_no_page_shows_content_a_form_or_a_secret() {
     let (database, acme, _) = two();
-    database.execute("UPDATE {o}_destination SET url = url || '/hunter2'");
+    database.execute("UPDATE {o}_endpoint SET url = url || '/hunter2'");
     let letter = database
         .text("SELECT sequence || '.' || message_id FROM {o}_dead WHERE topic = 'acme.event'");
     let letter = format!("/dead/{}", letter.expect("a letter"));
@@ -410,12 +402,12 @@ fn without_the_rights_no_page_shows_content_a_form_or_a_secret() {
     }
     // What an act shows.
     let bob = || Visitor::known("bob", Rights::look().with_act(true));
-    let token = form_token(&shown_to(&pages, bob(), "/destinations/edit"));
+    let token = form_token(&shown_to(&pages, bob(), "/endpoints/edit"));
     let url = acme.receiver.url();
     for (path, form) in [
-        ("/destination/test", "name=acme-hook".to_owned()),
-        ("/destination/rotate", "name=acme-hook&keep=1h".to_owned()),
-        ("/destination/put", format!("name=new&url={url}&topics=*")),
+        ("/endpoint/test", "name=acme-hook".to_owned()),
+        ("/endpoint/rotate", "name=acme-hook&keep=1h".to_owned()),
+        ("/endpoint/put", format!("name=new&url={url}&topics=*")),
     ] {
         let done = send(&pages, bob(), "localhost", path, &format!("{form}&{token}"));
         assert_eq!(done.status(), StatusCode::OK, "{path}: {}", text(&done));

@@ -257,8 +257,8 @@ fn a_destination_that_is_not_paused_cannot_be_resumed() {
 fn a_removed_destination_is_not_paused() {
     let shop = Shop::new();
     shop.database
-        .execute("INSERT INTO {o}_destination (name, url) VALUES ('busy', 'https://a.example')");
-    shop.database.execute("DELETE FROM {o}_destination");
+        .execute("INSERT INTO {o}_endpoint (name, url) VALUES ('busy', 'https://a.example')");
+    shop.database.execute("DELETE FROM {o}_endpoint");
     assert_eq!(shop.paused(), json!([]));
     let error = shop.run(&["resume", "destination", "busy"]).code(1).stderr;
     assert!(
@@ -272,12 +272,12 @@ fn a_removed_destination_is_not_paused() {
     assert_eq!(shop.database.number("SELECT count(*) FROM {o}_pause"), 1);
 }
 
-/// R46: a registered destination stands in no settings.
+/// R46: an endpoint stands in no settings.
 #[test]
-fn a_registered_destination_is_paused_by_its_name() {
+fn an_endpoint_is_paused_by_its_name() {
     let shop = Shop::new();
     shop.database
-        .execute("INSERT INTO {o}_destination (name, url) VALUES ('acme', 'https://a.example')");
+        .execute("INSERT INTO {o}_endpoint (name, url) VALUES ('acme', 'https://a.example')");
     let pause = ["pause", "destination", "acme"];
     assert_eq!(shop.run(&pause).code(0).stderr, "");
     let misspelt = ["pause", "destination", "acmee"];

@@ -1,4 +1,4 @@
-//! The delivery policy of each registered destination, from its row to the receiver.
+//! The delivery policy of each endpoint, from its row to the receiver.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use diesel_outbox::config::{Class, Classes, OnDead};
-use diesel_outbox::destinations::{DeliveryFilter, RegisteredDestination};
+use diesel_outbox::endpoints::{DeliveryFilter, Endpoint};
 use diesel_outbox::{Backoff, Destination, NewMessage, Relay, RelayHandle};
 use serde_json::json;
 
@@ -18,22 +18,22 @@ const MOMENT: Duration = Duration::from_millis(10);
 fn started(database: &Database) -> RelayHandle {
     let relay = database
         .relay()
-        .registered_threads(8)
-        .configure(|config| config.registered_max_attempts = 4);
-    let relay = relay.configure(|config| config.registered_https_only = false);
+        .endpoint_threads(8)
+        .configure(|config| config.endpoint_max_attempts = 4);
+    let relay = relay.configure(|config| config.endpoint_https_only = false);
     relay
-        .configure(|config| config.registered_public_only = false)
+        .configure(|config| config.endpoint_public_only = false)
         .start()
         .expect("a relay")
 }
 
-fn hook(name: &str, receiver: &Receiver) -> RegisteredDestination {
-    RegisteredDestination::new(name, format!("{}/{name}", receiver.url()))
+fn hook(name: &str, receiver: &Receiver) -> Endpoint {
+    Endpoint::new(name, format!("{}/{name}", receiver.url()))
 }
 
-fn put(database: &Database, hook: &RegisteredDestination) {
+fn put(database: &Database, hook: &Endpoint) {
     let conn = &mut database.connect();
-    let put = database.outbox().destinations().put(conn, hook);
+    let put = database.outbox().endpoints().put(conn, hook);
     put.expect("put");
 }
 
@@ -108,7 +108,7 @@ fn each_row_has_its_own_number_of_attempts() {
         &hook("once", &receiver).configure(|hook| hook.policy.max_attempts = Some(1)),
     );
     database.execute(&format!(
-        "INSERT INTO {{o}}_destination (name, url, policy)
+        "INSERT INTO {{o}}_endpoint (name, url, policy)
          VALUES ('twice', '{}/twice', '{{\"max_attempts\": 2, \"backoff\": \"10ms\"}}')",
         receiver.url()
     ));
@@ -161,7 +161,7 @@ fn each_row_says_what_4xx_responses_mean() {
     );
     put(&database, &hook("retried", &receiver));
     database.execute(&format!(
-        "INSERT INTO {{o}}_destination (name, url, policy)
+        "INSERT INTO {{o}}_endpoint (name, url, policy)
          VALUES ('paused', '{}/paused', '{{\"classes\": {{\"404\": \"pause\"}}}}')",
         receiver.url()
     ));
@@ -255,7 +255,7 @@ fn a_message_expires_in_the_time_of_the_row() {
 
     // An operator's decision counts: a requeued message becomes due again.
     database.execute(&format!(
-        "UPDATE {{o}}_destination SET url = '{}/late', policy = '{{\"expires_after\": \"1min\"}}'",
+        "UPDATE {{o}}_endpoint SET url = '{}/late', policy = '{{\"expires_after\": \"1min\"}}'",
         receiver.url()
     ));
     finish(database.binary(&["dead", "requeue", "--all", "--yes"])).code(0);
@@ -269,11 +269,11 @@ fn a_message_expires_in_the_time_of_the_row() {
 fn a_policy_that_cannot_be_read_is_the_problem_of_its_row() {
     let database = Database::new();
     database.execute(
-        "INSERT INTO {o}_destination (name, url, policy)
+        "INSERT INTO {o}_endpoint (name, url, policy)
          VALUES ('typo', 'https://a.example/', '{\"max_attempt\": 3}'),
                 ('range', 'https://a.example/', '{\"max_attempts\": 0}')",
     );
-    let show = |name: &str| finish(database.binary(&["destination", "show", name, "--json"]));
+    let show = |name: &str| finish(database.binary(&["endpoint", "show", name, "--json"]));
     let typo = show("typo").code(0).json();
     assert_eq!(
         typo["problem"],
@@ -286,34 +286,34 @@ fn a_policy_that_cannot_be_read_is_the_problem_of_its_row() {
         "{problem}"
     );
     // A change of another value leaves the policy as it is.
-    let put = database.binary(&["destination", "put", "typo", "--description", "x"]);
+    let put = database.binary(&["endpoint", "put", "typo", "--description", "x"]);
     finish(put).code(0);
-    let policy = "SELECT policy::text FROM {o}_destination WHERE name = 'typo'";
+    let policy = "SELECT policy::text FROM {o}_endpoint WHERE name = 'typo'";
     assert_eq!(
         database.text(policy).as_deref(),
         Some("{\"max_attempt\": 3}")
     );
-    let refused = database.refused("UPDATE {o}_destination SET policy = '[]'");
+    let refused = database.refused("UPDATE {o}_endpoint SET policy = '[]'");
     assert!(refused.contains("policy_is_an_object"), "{refused}");
 
     let relay = started(&database);
     eventually("no relay can use the rows", || {
-        database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 2
+        database.number("SELECT count(*) FROM {o}_endpoint WHERE NOT enabled") == 2
     });
     end(&relay);
-    let why = database.text("SELECT disabled_reason FROM {o}_destination WHERE name = 'typo'");
+    let why = database.text("SELECT disabled_reason FROM {o}_endpoint WHERE name = 'typo'");
     assert!(why.is_some_and(|why| why.contains("did you mean max_attempts?")));
 }
 
-/// A relay that sends to registered destinations as the defaults say.
+/// A relay that sends to endpoints as the defaults say.
 fn started_with_defaults(database: &Database) -> RelayHandle {
     Relay::builder(crate::support::database_url().as_str())
         .outbox(&database.name())
         .poll_interval(Duration::from_millis(20))
         .send_timeout(Duration::from_millis(500))
-        .registered_threads(4)
-        .configure(|config| config.registered_https_only = false)
-        .configure(|config| config.registered_public_only = false)
+        .endpoint_threads(4)
+        .configure(|config| config.endpoint_https_only = false)
+        .configure(|config| config.endpoint_public_only = false)
         .start()
         .expect("a relay")
 }
@@ -351,7 +351,7 @@ fn a_receiver_that_is_down_for_a_weekend_gets_everything_on_monday() {
         }
         let time = format!("interval '{passes} ms'");
         for (table, column) in [
-            ("_destination", "failing_since"),
+            ("_endpoint", "failing_since"),
             ("_pause", "paused_until"),
             ("", "available_at"),
         ] {
@@ -369,9 +369,9 @@ fn a_receiver_that_is_down_for_a_weekend_gets_everything_on_monday() {
     end(&relay);
 }
 
-/// R46, R56: the defaults of registered destinations are their own.
+/// R46, R56: the defaults of endpoints are their own.
 #[test]
-fn a_registered_destination_has_the_defaults_of_webhooks() {
+fn an_endpoint_has_the_defaults_of_webhooks() {
     let database = Database::new();
     let (receiver, gate) = Receiver::held();
     put(&database, &hook("slow", &receiver));
@@ -415,7 +415,7 @@ fn a_redirect_is_not_followed_and_says_where_to() {
     end(&relay);
     let page = database
         .outbox()
-        .destinations()
+        .endpoints()
         .deliveries(
             &mut database.connect(),
             "moved",
@@ -434,14 +434,11 @@ fn a_redirect_is_not_followed_and_says_where_to() {
 #[test]
 fn check_warns_where_binary_requests_are_signed() {
     let database = Database::new();
-    put(
-        &database,
-        &RegisteredDestination::new("acme", "https://acme.example/"),
-    );
+    put(&database, &Endpoint::new("acme", "https://acme.example/"));
     let check = |mode: &str| {
         let mut command = database.binary(&["check"]);
-        command.env("OUTBOX_REGISTERED_MODE", mode);
-        command.env("OUTBOX_REGISTERED_THREADS", "4");
+        command.env("OUTBOX_ENDPOINT_MODE", mode);
+        command.env("OUTBOX_ENDPOINT_THREADS", "4");
         finish(command).stdout
     };
     let binary = check("binary");

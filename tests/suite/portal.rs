@@ -291,7 +291,7 @@ fn all_of_an_endpoint(database: &Database, portal: &Portal) {
     let edit = ann.get(&format!("/endpoint/edit?{}", encoded(&name))).ok();
     assert!(edit.contains("&lt;b&gt;ours") && edit.contains("An order was paid."));
     // The form shows no password, and keeps it at the same server only.
-    let stored = "SELECT url FROM {o}_destination";
+    let stored = "SELECT url FROM {o}_endpoint";
     let with_password = receiver.url().replace("://", "://ann:pa55word@");
     let change = |url: &str| {
         ann.post(
@@ -448,7 +448,7 @@ impl Door {
 #[test]
 fn a_tenant_sees_guesses_and_touches_nothing_of_another() {
     let (database, acme, globex) = two();
-    let secret = database.text("SELECT secret FROM {o}_destination WHERE name = 'acme-hook'");
+    let secret = database.text("SELECT secret FROM {o}_endpoint WHERE name = 'acme-hook'");
     let secret = secret.expect("a secret");
     let (id, delivered, dead) = (acme.id, acme.delivered, acme.dead);
     let [id, delivered, dead] = [id, delivered, dead].map(|id| id.to_string());
@@ -478,7 +478,7 @@ fn a_tenant_sees_guesses_and_touches_nothing_of_another() {
     };
     let before = rows_of(&database, &acme);
     let mut strict = config(&database);
-    strict.registered_public_only = true;
+    strict.endpoint_public_only = true;
     for config in [config(&database), strict] {
         let portal = portal(&config);
         let spy = Browser::of(&portal, &globex, Rights::all());
@@ -488,7 +488,7 @@ fn a_tenant_sees_guesses_and_touches_nothing_of_another() {
             let send = |values: &[(&str, String)]| {
                 // As it was, whatever the last request did to it.
                 let others =
-                    "DELETE FROM {o}_destination WHERE name NOT IN ('acme-hook', 'globex-hook')";
+                    "DELETE FROM {o}_endpoint WHERE name NOT IN ('acme-hook', 'globex-hook')";
                 database.execute(others);
                 database.execute("DELETE FROM {o}_audit");
                 globex.put(&database);
@@ -520,7 +520,7 @@ fn a_tenant_sees_guesses_and_touches_nothing_of_another() {
                 .map(|name| (name.as_str(), own(name, door.is_json)))
                 .collect();
             let seen = send(&all_own);
-            if !config.registered_public_only && !path.ends_with("/verify") {
+            if !config.endpoint_public_only && !path.ends_with("/verify") {
                 let is_done = seen.status.is_success() || seen.status.is_redirection();
                 assert!(is_done, "{path} works for the own: {}", seen.text);
             }
@@ -858,7 +858,7 @@ fn an_endpoint_says_why_it_gets_nothing_and_what_to_do() {
         ),
     ] {
         database.execute(&format!(
-            "UPDATE {{o}}_destination SET {row} WHERE name = 'acme-hook'"
+            "UPDATE {{o}}_endpoint SET {row} WHERE name = 'acme-hook'"
         ));
         let shown = ann.get(&page).ok();
         assert!(shown.contains(words), "{row}: {shown}");
@@ -907,7 +907,7 @@ fn a_customer_verifies_an_endpoint_and_recovers_what_failed() {
         .map(|(name, value)| (*name, value.as_str()));
     ann.post("/endpoints/add", &fields).ok();
     let name = database
-        .text("SELECT name FROM {o}_destination")
+        .text("SELECT name FROM {o}_endpoint")
         .expect("an endpoint");
     let name = [("name", name.as_str())];
     let message = NewMessage::new("order.paid", &json!({ "order_id": 1 })).expect("JSON");
@@ -917,7 +917,7 @@ fn a_customer_verifies_an_endpoint_and_recovers_what_failed() {
     eventually("given up", || database.count("dead") == 1);
     end(&relay);
 
-    database.execute("UPDATE {o}_destination SET verification = 'challenge'");
+    database.execute("UPDATE {o}_endpoint SET verification = 'challenge'");
     let refused = ann.post("/endpoint/verify", &name);
     assert!(!refused.location.contains("done="), "{refused:?}");
     let page = ann.get(&refused.location).ok();
@@ -953,7 +953,7 @@ fn without_the_right_no_page_shows_content_or_a_form() {
     let (database, acme, _) = two();
     let mut public = config(&database);
     // Otherwise no response is shown to customers.
-    public.registered_public_only = true;
+    public.endpoint_public_only = true;
     let portal = portal(&public);
     let seen = |rights: Rights| {
         let ann = Browser::of(&portal, &acme, rights);
@@ -1099,7 +1099,7 @@ fn a_tenant_sends_at_most_ten_examples_and_verifications_in_a_minute() {
     }
     assert_eq!(test(&portals[0], &globex), StatusCode::OK, "another tenant");
     // An endpoint that is registered again is one of the same tenant.
-    database.execute("DELETE FROM {o}_destination WHERE name = 'acme-hook'");
+    database.execute("DELETE FROM {o}_endpoint WHERE name = 'acme-hook'");
     acme.put(&database);
     assert_eq!(test(&portals[0], &acme), StatusCode::TOO_MANY_REQUESTS);
     database.execute("UPDATE {o}_audit SET at = at - interval '1 minute'");
@@ -1284,14 +1284,14 @@ fn endpoints_of_customers_are_verified_if_the_settings_say_so() {
     let database = Database::new();
     let mut config = config(&database);
     config
-        .set("OUTBOX_REGISTERED_VERIFICATION", "challenge")
+        .set("OUTBOX_ENDPOINT_VERIFICATION", "challenge")
         .expect("a setting");
     let (portal, receiver) = (portal(&config), Receiver::ok());
     let ann = Browser::opening(&portal, &portal.link(Uuid::now_v7(), HOUR));
     let url = receiver.url();
     let fields = [("url", url.as_str()), ("topic", "order.paid")];
     ann.post("/endpoints/add", &fields).ok();
-    let verification = "SELECT verification FROM {o}_destination";
+    let verification = "SELECT verification FROM {o}_endpoint";
     assert_eq!(database.text(verification).as_deref(), Some("challenge"));
     // The relay asks the endpoint: so it costs as much as a test.
     assert_eq!(database.number("SELECT cost FROM {o}_audit"), 6);
@@ -1356,8 +1356,7 @@ fn a_customer_chooses_by_conditions_which_events_arrive() {
     let gold = row("customer.tier", "is", "gold\r\n7");
     let [least, below] = [row("total", ">=", "100"), row("total", "<", "200.5")];
     let edit = format!("/endpoint/edit?{}", encoded(&own[..1]));
-    let filter =
-        || database.text("SELECT filter::text FROM {o}_destination WHERE name = 'acme-hook'");
+    let filter = || database.text("SELECT filter::text FROM {o}_endpoint WHERE name = 'acme-hook'");
     let change = |rows: &[[(&str, &str); 3]]| {
         let shown = ann.get(&edit).hidden("shown");
         let shown = [("shown", shown.as_str())];
@@ -1464,8 +1463,7 @@ fn a_filter_that_conditions_cannot_show_stays_until_the_customer_removes_it() {
         ("topic", "order.paid"),
     ];
     let edit = format!("/endpoint/edit?{}", encoded(&own[..1]));
-    let filter =
-        || database.text("SELECT filter::text FROM {o}_destination WHERE name = 'acme-hook'");
+    let filter = || database.text("SELECT filter::text FROM {o}_endpoint WHERE name = 'acme-hook'");
     let shown = ann.get(&edit).ok();
     assert!(
         shown.contains("Conditions cannot show this filter") && shown.contains("&lt;b&gt;"),
@@ -1493,7 +1491,7 @@ fn a_filter_that_conditions_cannot_show_stays_until_the_customer_removes_it() {
     let operate = |filter: Option<Value>| {
         let conn = &mut database.connect();
         let outbox = database.outbox();
-        let done = (outbox.destinations()).change(conn, "acme-hook", |row| row.filter = filter);
+        let done = (outbox.endpoints()).change(conn, "acme-hook", |row| row.filter = filter);
         assert!(done.expect("changed"));
     };
     operate(Some(by_operator.clone()));
@@ -1554,7 +1552,7 @@ fn a_form_changes_no_filter_that_it_has_not_shown() {
     };
     let row = |column: &str| {
         database.text(&format!(
-            "SELECT {column}::text FROM {{o}}_destination WHERE name = 'acme-hook'"
+            "SELECT {column}::text FROM {{o}}_endpoint WHERE name = 'acme-hook'"
         ))
     };
     let is_shown_again = |refused: &Seen| {
@@ -1634,7 +1632,7 @@ fn a_portal_speaks_the_visitors_language_and_wears_the_applications_colours() {
     assert!(style.contains("prefers-color-scheme: dark") && style.ends_with("#0a6e4f; }"));
     // What the form of an endpoint can refuse, in words of this language alone.
     let mut strict = config(&database);
-    (strict.registered_https_only, strict.registered_public_only) = (true, true);
+    (strict.endpoint_https_only, strict.endpoint_public_only) = (true, true);
     let strict = Pages::portal(&strict, &database.secret_url()).expect("a portal");
     let strict = strict.topic("order.paid", "An order was paid.", json!({}));
     let ann = Browser::of(&strict, &acme, Rights::all());

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use diesel_outbox::config::{Breaker, Config, Proxy, Verification};
-use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox::{Destination, HttpDispatcher, ProblemKind, RelayBuilder};
 use serde_json::json;
 
@@ -494,23 +494,23 @@ fn a_tunnel_is_opened_by_an_answer_that_ends_its_lines_with_a_line_feed_alone() 
 
 /// R46: the customer sees responses, and the proxy may reach servers that the customer must not read.
 #[test]
-fn a_response_that_came_through_a_proxy_to_a_registered_destination_is_not_kept() {
+fn a_response_that_came_through_a_proxy_to_an_endpoint_is_not_kept() {
     let database = Database::new();
     let proxy = ConnectProxy::like_squid();
     let inner = Receiver::start(|_, stream| {
         stream.write_all(b"HTTP/1.1 500 No\r\ncontent-length: 6\r\n\r\nsecret")
     });
-    let hook = RegisteredDestination::new("hook", inner.url());
+    let hook = Endpoint::new("hook", inner.url());
     let (outbox, conn) = (database.outbox(), &mut database.connect());
-    outbox.destinations().put(conn, &hook).expect("put");
+    outbox.endpoints().put(conn, &hook).expect("put");
     let through = |via: &str| {
         let via = via.to_owned();
         (database.relay())
-            .registered_threads(4)
-            .configure(|config| config.registered_https_only = false)
-            .configure(|config| config.registered_public_only = false)
+            .endpoint_threads(4)
+            .configure(|config| config.endpoint_https_only = false)
+            .configure(|config| config.endpoint_public_only = false)
             .configure(move |config| {
-                let proxy = config.set("OUTBOX_REGISTERED_PROXY", &via);
+                let proxy = config.set("OUTBOX_ENDPOINT_PROXY", &via);
                 proxy.expect("a URL");
             })
             .start()
@@ -524,10 +524,10 @@ fn a_response_that_came_through_a_proxy_to_a_registered_destination_is_not_kept(
     end(&relay);
     assert_eq!(database.number(responses), 0);
     let mut config = Config::default();
-    (config.registered_https_only, config.registered_public_only) = (false, false);
-    let proxied = config.set("OUTBOX_REGISTERED_PROXY", &proxy.url());
+    (config.endpoint_https_only, config.endpoint_public_only) = (false, false);
+    let proxied = config.set("OUTBOX_ENDPOINT_PROXY", &proxy.url());
     proxied.expect("a URL");
-    let test = outbox.destinations().test(conn, "hook", &config);
+    let test = outbox.endpoints().test(conn, "hook", &config);
     let answer = test.expect("ready").expect("it is there").send();
     assert_eq!((answer.http_status, answer.body), (Some(500), None));
 
@@ -552,25 +552,25 @@ fn no_text_for_customers_quotes_a_server_of_an_unchecked_address() {
         ),
     });
     let (outbox, conn) = (database.outbox(), &mut database.connect());
-    let hook = RegisteredDestination::new("hook", inner.url());
+    let hook = Endpoint::new("hook", inner.url());
     let auth = json!({
         "type": "oauth2",
         "token_url": format!("http://{}/token", inner.address),
         "client_id": "a",
         "client_secret": "b",
     });
-    let with_token = RegisteredDestination::new("with-token", inner.url());
+    let with_token = Endpoint::new("with-token", inner.url());
     let with_token = with_token.configure(|hook| {
         let auth = auth.to_string().parse();
         hook.auth = Some(auth.expect("authentication"));
     });
     for hook in [&hook, &with_token] {
-        outbox.destinations().put(conn, hook).expect("put");
+        outbox.endpoints().put(conn, hook).expect("put");
     }
     for via in [proxy.url().as_str(), "direct"] {
         let mut config = Config::default();
-        (config.registered_https_only, config.registered_public_only) = (false, false);
-        let proxied = config.set("OUTBOX_REGISTERED_PROXY", via);
+        (config.endpoint_https_only, config.endpoint_public_only) = (false, false);
+        let proxied = config.set("OUTBOX_ENDPOINT_PROXY", via);
         proxied.expect("a proxy");
         for (name, words) in [
             (
@@ -579,7 +579,7 @@ fn no_text_for_customers_quotes_a_server_of_an_unchecked_address() {
             ),
             ("with-token", "your token server answered 401"),
         ] {
-            let test = outbox.destinations().test(conn, name, &config);
+            let test = outbox.endpoints().test(conn, name, &config);
             let answer = test.expect("ready").expect("it is there").send();
             assert_eq!(answer.public_error().as_deref(), Some(words), "{via}");
             let error = answer.error.expect("an error");
@@ -666,23 +666,23 @@ fn hosts_of_no_proxy_and_destinations_that_say_so_are_reached_directly() {
 
 /// R59: the first question to an endpoint takes the same way.
 #[test]
-fn registered_destinations_have_a_proxy_of_their_own() {
+fn endpoints_have_a_proxy_of_their_own() {
     let database = Database::new();
     let proxy = ConnectProxy::like_squid();
     let receiver = Receiver::start(|_, stream| {
         stream
             .write_all(b"HTTP/1.1 200 OK\r\nwebhook-allowed-origin: *\r\ncontent-length: 0\r\n\r\n")
     });
-    let hook = RegisteredDestination::new("hook", receiver.url());
+    let hook = Endpoint::new("hook", receiver.url());
     let hook = hook.configure(|hook| hook.verification = Verification::CloudEvents);
     let (outbox, conn) = (database.outbox(), &mut database.connect());
-    outbox.destinations().put(conn, &hook).expect("put");
+    outbox.endpoints().put(conn, &hook).expect("put");
     database.enqueue("order.paid", json!(1));
     let mut run = database.binary(&["run"]);
-    run.env("OUTBOX_REGISTERED_THREADS", "4")
-        .env("OUTBOX_REGISTERED_HTTPS_ONLY", "false")
-        .env("OUTBOX_REGISTERED_PUBLIC_ONLY", "false")
-        .env("OUTBOX_REGISTERED_PROXY", proxy.url());
+    run.env("OUTBOX_ENDPOINT_THREADS", "4")
+        .env("OUTBOX_ENDPOINT_HTTPS_ONLY", "false")
+        .env("OUTBOX_ENDPOINT_PUBLIC_ONLY", "false")
+        .env("OUTBOX_ENDPOINT_PROXY", proxy.url());
     let run = Running::start(run);
     eventually("the message is delivered", || {
         database.count("delivered") == 1
@@ -697,10 +697,10 @@ fn registered_destinations_have_a_proxy_of_their_own() {
     assert_eq!(methods, ["OPTIONS", "POST"]);
 
     let mut config = diesel_outbox::config::Config::default();
-    let proxy = config.set("OUTBOX_REGISTERED_PROXY", "https://proxy:3128");
+    let proxy = config.set("OUTBOX_ENDPOINT_PROXY", "https://proxy:3128");
     proxy.expect("a URL");
     let error = HttpDispatcher::new(&config).expect_err("TLS to the proxy");
-    assert_eq!(error.key(), "OUTBOX_REGISTERED_PROXY");
+    assert_eq!(error.key(), "OUTBOX_ENDPOINT_PROXY");
 }
 
 /// The proxy resolves names, so the relay cannot check where they lead. The relay still checks addresses.

@@ -68,8 +68,8 @@ fn used() -> FreshDatabase {
     send(3);
     end(&second);
     database.execute(
-        "INSERT INTO outbox_destination (name, url) VALUES ('acme', 'https://a.example/'), ('gone', 'https://a.example/');
-         DELETE FROM outbox_destination WHERE name = 'gone';
+        "INSERT INTO outbox_endpoint (name, url) VALUES ('acme', 'https://a.example/'), ('gone', 'https://a.example/');
+         DELETE FROM outbox_endpoint WHERE name = 'gone';
          INSERT INTO outbox (topic, payload, available_at) VALUES ('order.paid', '{\"n\": 4}', 'infinity')",
     );
     database
@@ -102,7 +102,7 @@ fn content(database: &FreshDatabase) -> String {
         "outbox_dead",
         "outbox_lease",
         "outbox_pause",
-        "outbox_destination",
+        "outbox_endpoint",
         "outbox_inbox",
         "(SELECT last_value FROM outbox_sequence_seq)",
     ];

@@ -6,7 +6,7 @@ use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
 use diesel_outbox::admin::{Bulk, Note};
 use diesel_outbox::config::{Mode, SigningSecret};
-use diesel_outbox::destinations::{DeliveryFilter, DestinationFilter, RegisteredDestination};
+use diesel_outbox::endpoints::{DeliveryFilter, Endpoint, EndpointFilter};
 use diesel_outbox::program;
 use diesel_outbox::{
     Answer, Backoff, Destination, Due, EnqueueError, MessageRef, NewMessage, Outbox, Relay,
@@ -534,8 +534,8 @@ fn a_receiver_handles_each_message_once_and_a_relay_cleans_the_inbox() {
 fn a_registrar_registers_destinations_in_every_way() {
     let ground = Ground::new();
     let outbox = Outbox::new("outbox").expect("a name");
-    let (destinations, conn) = (outbox.destinations(), &mut ground.connect("registrar"));
-    let one = RegisteredDestination::new("acme", "https://acme.example/hooks");
+    let (destinations, conn) = (outbox.endpoints(), &mut ground.connect("registrar"));
+    let one = Endpoint::new("acme", "https://acme.example/hooks");
     destinations.put(conn, &one).expect("registered");
     destinations.put(conn, &one).expect("replaced");
     let day = Duration::from_secs(24 * 3600);
@@ -544,7 +544,7 @@ fn a_registrar_registers_destinations_in_every_way() {
     let written =
         |secret: Option<SigningSecret>| secret.map(|one| one.written().expose_secret().to_owned());
     assert_eq!(written(new), written(secret));
-    let all = DestinationFilter::default();
+    let all = EndpointFilter::default();
     assert_eq!(destinations.list(conn, &all, 10).expect("a list").len(), 1);
     assert!(destinations.disable(conn, "acme", "why").expect("disabled"));
     // A delivery and a dead letter of the destination.
@@ -576,10 +576,8 @@ fn a_registrar_registers_destinations_in_every_way() {
     let sent = destinations.retry(conn, "acme", Bulk::new(&note));
     assert_eq!(sent.expect("retried").map(|sent| sent.changed), Some(2));
     assert!(destinations.remove(conn, "acme").expect("removed"));
-    conn.batch_execute(
-        "INSERT INTO outbox_destination (name, url) VALUES ('b', 'https://b.example')",
-    )
-    .expect("inserted");
+    conn.batch_execute("INSERT INTO outbox_endpoint (name, url) VALUES ('b', 'https://b.example')")
+        .expect("inserted");
 }
 
 // --- No more --------------------------------------------------------------------------------
@@ -598,16 +596,16 @@ fn rights_that_a_role_does_not_need_are_refused() {
         ("enqueuer", "SELECT FROM {o}_dead"),
         ("reader", "SELECT payload FROM {o}_dead"),
         ("reader", "SELECT headers FROM {o}_dead"),
-        ("enqueuer canceller", "SELECT FROM {o}_destination"),
-        ("reader", "SELECT secret FROM {o}_destination"),
-        ("reader", "SELECT headers FROM {o}_destination"),
-        ("reader", "SELECT url FROM {o}_destination"),
+        ("enqueuer canceller", "SELECT FROM {o}_endpoint"),
+        ("reader", "SELECT secret FROM {o}_endpoint"),
+        ("reader", "SELECT headers FROM {o}_endpoint"),
+        ("reader", "SELECT url FROM {o}_endpoint"),
         ("registrar", "SELECT payload FROM {o}"),
         ("registrar", "DELETE FROM {o}"),
         ("registrar", "UPDATE {o} SET attempts = 0"),
         ("registrar", "UPDATE {o}_dead SET payload = '1'"),
         ("registrar", "DELETE FROM {o}_ledger"),
-        ("registrar relay", "SELECT outbox_destination_limit('{o}', 5000)"),
+        ("registrar relay", "SELECT outbox_endpoint_limit('{o}', 5000)"),
         ("enqueuer canceller", "SELECT FROM {o}_lease"),
         ("enqueuer canceller", "SELECT FROM {o}_pause"),
         ("canceller", "UPDATE {o} SET payload = '1'"),

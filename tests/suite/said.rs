@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use diesel_outbox::admin::{Bulk, Note};
-use diesel_outbox::destinations::{Recover, RegisteredDestination};
+use diesel_outbox::endpoints::{Endpoint, Recover};
 use diesel_outbox::{Backoff, NewMessage};
 use serde_json::json;
 
@@ -12,8 +12,8 @@ use crate::page::Page;
 use crate::support::{Database, Receiver, end, eventually, finish};
 
 fn put(db: &Database, name: &str, receiver: &Receiver) {
-    let hook = RegisteredDestination::new(name, receiver.url());
-    let put = db.outbox().destinations().put(&mut db.connect(), &hook);
+    let hook = Endpoint::new(name, receiver.url());
+    let put = db.outbox().endpoints().put(&mut db.connect(), &hook);
     put.expect("put");
 }
 
@@ -21,7 +21,7 @@ fn run(db: &Database, arguments: &[&str]) -> String {
     finish(db.binary(arguments)).code(0).stdout
 }
 
-/// R46: `destination enable`.
+/// R46: `endpoint enable`.
 #[test]
 fn after_enable_a_failed_message_keeps_its_time_and_the_named_command_sends_it() {
     let db = Database::new();
@@ -34,15 +34,15 @@ fn after_enable_a_failed_message_keeps_its_time_and_the_named_command_sends_it()
     put(&db, "acme", &receiver);
     let relay = db.keeping_relay().configure(|config| {
         let hour = Duration::from_secs(3600);
-        config.registered_backoff = Backoff::Table(vec![Duration::from_millis(1), hour]);
-        config.registered_max_attempts = 5;
+        config.endpoint_backoff = Backoff::Table(vec![Duration::from_millis(1), hour]);
+        config.endpoint_max_attempts = 5;
     });
     let relay = relay.start().expect("a relay");
     db.enqueue("order.paid", json!(1));
     eventually("the destination is disabled", || {
-        db.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 1
+        db.number("SELECT count(*) FROM {o}_endpoint WHERE NOT enabled") == 1
     });
-    let said = run(&db, &["destination", "enable", "acme"]);
+    let said = run(&db, &["endpoint", "enable", "acme"]);
     let (_, command) = said.split_once("`diesel-outbox ").expect("a command");
     let (command, does) = command.split_once('`').expect("a command");
     assert_eq!(does, " sends them now\n");
@@ -77,7 +77,7 @@ fn a_recovery_since_the_removal_sends_only_what_came_after_it_and_an_earlier_one
         db.number("SELECT count(*) FROM {o} WHERE destination = 'acme'") == 1
     });
     let removal = SystemTime::now();
-    run(&db, &["destination", "remove", "acme", "--yes"]);
+    run(&db, &["endpoint", "remove", "acme", "--yes"]);
     eventually("the waiting message ends", || {
         db.number("SELECT count(*) FROM {o}_ledger WHERE reason = 'DESTINATION_REMOVED'") == 1
     });
@@ -91,9 +91,7 @@ fn a_recovery_since_the_removal_sends_only_what_came_after_it_and_an_earlier_one
     let recover = |since| {
         let (outbox, conn, note) = (db.outbox(), &mut db.connect(), Note::new("alice", ""));
         let (what, bulk) = (Recover::AndMissed, Bulk::new(&note));
-        let done = outbox
-            .destinations()
-            .recover(conn, "acme", since, what, bulk);
+        let done = outbox.endpoints().recover(conn, "acme", since, what, bulk);
         done.expect("recovered").expect("the destination").changed
     };
     assert_eq!(recover(removal), 1);
@@ -124,7 +122,7 @@ fn a_cancelled_message_is_given_up_and_no_dead_letter() {
     eventually("two are dead letters", || db.count("dead") == 2);
     run(&db, &["message", "cancel", &later]);
     let page = Page::start(db.binary(&["admin"]));
-    let body = page.get("/destinations?name=acme").body;
+    let body = page.get("/endpoints?name=acme").body;
     let (_, figure) = body.split_once("Given up").expect("the figure");
     let (_, value) = figure.split_once("class=\"value\">").expect("a value");
     assert!(value.starts_with("3<"), "{body}");
@@ -148,15 +146,15 @@ fn a_failing_destination_is_said_to_have_answered_5xx() {
     let relay = db.keeping_relay().start().expect("a relay");
     db.enqueue("order.paid", json!(1));
     eventually("it is failing", || {
-        db.number("SELECT count(*) FROM {o}_destination WHERE failing_since IS NOT NULL") == 1
+        db.number("SELECT count(*) FROM {o}_endpoint WHERE failing_since IS NOT NULL") == 1
     });
     end(&relay);
-    db.execute("UPDATE {o}_destination SET failing = true");
+    db.execute("UPDATE {o}_endpoint SET failing = true");
     let page = Page::start(db.binary(&["admin"]));
     for said in [
-        run(&db, &["destination", "list"]),
-        run(&db, &["destination", "show", "acme"]),
-        page.get("/destinations?name=acme").body,
+        run(&db, &["endpoint", "list"]),
+        run(&db, &["endpoint", "show", "acme"]),
+        page.get("/endpoints?name=acme").body,
     ] {
         assert!(
             said.contains("SERVER_ERROR (the receiver answered 5xx)"),

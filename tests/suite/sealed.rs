@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use diesel_outbox::config::SecretKeys;
-use diesel_outbox::destinations::{DestinationError, DestinationFilter, RegisteredDestination};
+use diesel_outbox::endpoints::{Endpoint, EndpointError, EndpointFilter};
 use diesel_outbox::receive::{Headers, Verifier};
 use diesel_outbox::{RelayBuilder, RelayHandle};
 use secrecy::ExposeSecret;
@@ -23,28 +23,28 @@ fn text(keys: &SecretKeys) -> String {
     keys.written().expose_secret().to_owned()
 }
 
-fn hook(name: &str, receiver: &Receiver) -> RegisteredDestination {
-    RegisteredDestination::new(name, receiver.url())
+fn hook(name: &str, receiver: &Receiver) -> Endpoint {
+    Endpoint::new(name, receiver.url())
 }
 
-fn put(database: &Database, keys: &SecretKeys, hook: &RegisteredDestination) {
+fn put(database: &Database, keys: &SecretKeys, hook: &Endpoint) {
     let (outbox, conn) = (database.outbox(), &mut database.connect());
-    let destinations = outbox.destinations().with_keys(keys);
+    let destinations = outbox.endpoints().with_keys(keys);
     destinations.put(conn, hook).expect("put");
 }
 
 /// The secret as stored in the row.
 fn stored(database: &Database, name: &str) -> String {
     let secret = database.text(&format!(
-        "SELECT secret FROM {{o}}_destination WHERE name = '{name}'"
+        "SELECT secret FROM {{o}}_endpoint WHERE name = '{name}'"
     ));
     secret.expect("a secret")
 }
 
 /// The secret as the application reads it.
-fn read(database: &Database, keys: &SecretKeys, name: &str) -> Result<String, DestinationError> {
+fn read(database: &Database, keys: &SecretKeys, name: &str) -> Result<String, EndpointError> {
     let (outbox, conn) = (database.outbox(), &mut database.connect());
-    let secret = outbox.destinations().with_keys(keys).secret(conn, name)?;
+    let secret = outbox.endpoints().with_keys(keys).secret(conn, name)?;
     let secret = secret.expect("it is there").written();
     Ok(secret.expose_secret().to_owned())
 }
@@ -52,9 +52,9 @@ fn read(database: &Database, keys: &SecretKeys, name: &str) -> Result<String, De
 fn relay(database: &Database, keys: &SecretKeys) -> RelayHandle {
     let relay: RelayBuilder = database
         .relay()
-        .registered_threads(4)
-        .configure(|config| config.registered_https_only = false)
-        .configure(|config| config.registered_public_only = false)
+        .endpoint_threads(4)
+        .configure(|config| config.endpoint_https_only = false)
+        .configure(|config| config.endpoint_public_only = false)
         .secret_keys(keys.clone());
     relay.start().expect("a relay")
 }
@@ -96,7 +96,7 @@ fn a_new_secret_is_stored_encrypted_and_read_with_the_key() {
     }
 
     let (outbox, mut conn) = (database.outbox(), database.connect());
-    let destinations = outbox.destinations().with_keys(&key);
+    let destinations = outbox.endpoints().with_keys(&key);
     let new = destinations
         .rotate(&mut conn, "acme", HOUR)
         .expect("an answer");
@@ -131,12 +131,12 @@ fn a_secret_that_was_moved_to_another_row_is_a_problem_there() {
         put(&database, &key, &hook(name, &receiver));
     }
     database.execute(
-        "UPDATE {o}_destination SET secret = (SELECT secret FROM {o}_destination WHERE name = 'acme') WHERE name = 'evil'",
+        "UPDATE {o}_endpoint SET secret = (SELECT secret FROM {o}_endpoint WHERE name = 'acme') WHERE name = 'evil'",
     );
     assert!(read(&database, &key, "evil").is_err());
     let (outbox, mut conn) = (database.outbox(), database.connect());
     let problem = |keys: &SecretKeys, name: &str| {
-        let destinations = outbox.destinations().with_keys(keys);
+        let destinations = outbox.endpoints().with_keys(keys);
         let one = destinations
             .get(&mut database.connect(), name)
             .expect("an answer");
@@ -147,8 +147,8 @@ fn a_secret_that_was_moved_to_another_row_is_a_problem_there() {
     assert!(told.starts_with("destinations.evil.secret: "), "{told}");
     // Without keys, secrets are not read: the role may lack the right.
     assert_eq!(problem(&SecretKeys::default(), "evil"), None);
-    let destinations = outbox.destinations().with_keys(&key);
-    let listed = destinations.list(&mut conn, &DestinationFilter::default(), 10);
+    let destinations = outbox.endpoints().with_keys(&key);
+    let listed = destinations.list(&mut conn, &EndpointFilter::default(), 10);
     let listed = listed.expect("an answer");
     let problems: Vec<bool> = listed.iter().map(|one| one.problem.is_some()).collect();
     assert_eq!(problems, [false, true]);
@@ -205,7 +205,7 @@ fn messages_that_a_relay_cannot_decrypt_wait_for_another_relay() {
     let state = "SELECT string_agg(destination || ' ' || attempts, ', ') FROM {o}";
     assert_eq!(database.text(state).as_deref(), Some("acme 0, acme 0"));
     assert_eq!(
-        database.number("SELECT count(*) FROM {o}_destination WHERE enabled"),
+        database.number("SELECT count(*) FROM {o}_endpoint WHERE enabled"),
         2
     );
 
@@ -233,7 +233,7 @@ fn a_command_encrypts_existing_secrets_and_changes_the_key() {
         SecretKeys::default(),
     );
     let both = keys(&[&new, &old]);
-    let encrypt = |keys: &SecretKeys| command(&database, keys, &["destination", "encrypt"]);
+    let encrypt = |keys: &SecretKeys| command(&database, keys, &["endpoint", "encrypt"]);
     let check = |keys: &SecretKeys| {
         let shown = command(&database, keys, &["check", "--json"]).json();
         let findings = shown["findings"].as_array().expect("an array").clone();
@@ -265,27 +265,27 @@ fn a_command_encrypts_existing_secrets_and_changes_the_key() {
     );
     assert_eq!(
         encrypt(&both).code(0).stdout,
-        "encrypted the secrets of 2 destinations (1 plain, 1 with an older key); 1 already had the newest key\n"
+        "encrypted the secrets of 2 endpoints (1 plain, 1 with an older key); 1 already had the newest key\n"
     );
     assert_eq!(read_all(&new), secrets);
     let good = check(&new).expect("a finding");
     assert!(
-        good.starts_with("ok ") && good.contains("3 registered destinations"),
+        good.starts_with("ok ") && good.contains("3 endpoints"),
         "{good}"
     );
     assert_eq!(
         encrypt(&new).code(0).stdout,
-        "encrypted the secrets of 0 destinations (0 plain, 0 with an older key); 3 already had the newest key\n"
+        "encrypted the secrets of 0 endpoints (0 plain, 0 with an older key); 3 already had the newest key\n"
     );
-    let acts = "SELECT string_agg(target, ', ') FROM {o}_audit WHERE act = 'destination encrypt'";
-    assert_eq!(database.text(acts).as_deref(), Some("2 destinations"));
+    let acts = "SELECT string_agg(target, ', ') FROM {o}_audit WHERE act = 'endpoint encrypt'";
+    assert_eq!(database.text(acts).as_deref(), Some("2 endpoints"));
 
     // A secret that cannot be read is reported and left unchanged.
     put(&database, &lost, &hook("d", &receiver));
     let before = stored(&database, "d");
     let error = encrypt(&new).code(1).stderr;
     assert!(
-        error.contains("1 destination cannot be read, and are unchanged: d"),
+        error.contains("1 endpoint cannot be read, and are unchanged: d"),
         "{error}"
     );
     assert_eq!(stored(&database, "d"), before);
@@ -296,7 +296,7 @@ fn a_command_encrypts_existing_secrets_and_changes_the_key() {
             "{problem}"
         );
     }
-    let shown = command(&database, &new, &["destination", "show", "d", "--json"])
+    let shown = command(&database, &new, &["endpoint", "show", "d", "--json"])
         .code(0)
         .json();
     let problem = shown["problem"].as_str().expect("a problem");
@@ -306,7 +306,7 @@ fn a_command_encrypts_existing_secrets_and_changes_the_key() {
         command(
             &database,
             &new,
-            &["destination", "rotate", "d", "--keep", keep],
+            &["endpoint", "rotate", "d", "--keep", keep],
         )
     };
     let refused = rotate("1h").code(1);

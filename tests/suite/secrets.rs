@@ -134,14 +134,14 @@ fn a_destination_may_have_secrets_of_both_kinds() {
 
 /// R47
 #[test]
-fn of_a_registered_destination_with_an_asymmetric_secret_only_the_public_key_is_shown() {
+fn of_an_endpoint_with_an_asymmetric_secret_only_the_public_key_is_shown() {
     let database = Database::new();
-    let run = |arguments: &[&str]| finish(database.binary(&[&["destination"], arguments].concat()));
+    let run = |arguments: &[&str]| finish(database.binary(&[&["endpoint"], arguments].concat()));
     run(&["put", "acme", "https://acme.example/hooks"]).code(0);
     let shown = run(&["rotate", "acme", "--asymmetric"]).code(0).stdout;
     assert!(shown.trim_end().parse::<PublicKey>().is_ok(), "{shown}");
     assert_eq!(run(&["show", "acme", "--reveal"]).code(0).stdout, shown);
-    let stored = database.text("SELECT secret FROM {o}_destination");
+    let stored = database.text("SELECT secret FROM {o}_endpoint");
     let stored = stored.expect("secrets");
     let prefixes: Vec<&str> = stored
         .split(' ')

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::{Duration, SystemTime};
 
-use diesel_outbox::destinations::{DeliveryFilter, RegisteredDestination};
+use diesel_outbox::endpoints::{DeliveryFilter, Endpoint};
 use diesel_outbox::{DecodeError, Event, NewMessage, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -143,16 +143,16 @@ fn a_requeue_sends_what_the_first_attempt_sent() {
     }
 }
 
-/// R52: "send again" of a registered destination sends what the destination got.
+/// R52: "send again" of an endpoint sends what the destination got.
 #[test]
 fn send_again_sends_what_the_destination_got() {
     for mode in ["binary", "structured"] {
         let db = Database::new();
         let receiver = Receiver::ok();
         let outbox = db.outbox();
-        let destinations = outbox.destinations();
+        let destinations = outbox.endpoints();
         let conn = &mut db.connect();
-        let hook = RegisteredDestination::new("acme", receiver.url());
+        let hook = Endpoint::new("acme", receiver.url());
         destinations.put(conn, &hook).expect("put");
         let all = messages();
         let ids: Vec<Uuid> = all.iter().map(NewMessage::message_id).collect();
@@ -164,9 +164,9 @@ fn send_again_sends_what_the_destination_got() {
             command
                 .env("OUTBOX_MODE", mode)
                 .env("OUTBOX_LEDGER_PAYLOAD", "true")
-                .env("OUTBOX_REGISTERED_THREADS", "2")
-                .env("OUTBOX_REGISTERED_HTTPS_ONLY", "false")
-                .env("OUTBOX_REGISTERED_PUBLIC_ONLY", "false");
+                .env("OUTBOX_ENDPOINT_THREADS", "2")
+                .env("OUTBOX_ENDPOINT_HTTPS_ONLY", "false")
+                .env("OUTBOX_ENDPOINT_PUBLIC_ONLY", "false");
             finish(command);
         };
         drain();

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use diesel_outbox::config::{Mode, Proxy};
-use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox::{Destination, ProblemKind, program};
 use serde_json::json;
 
@@ -142,9 +142,9 @@ fn messages_behind_a_proxy_that_is_down_are_tried_one_at_a_time() {
 #[test]
 fn the_page_shows_destinations_that_are_held() {
     let database = Database::new();
-    let acme = RegisteredDestination::new("acme", "https://acme.example/hook").topics(["acme.*"]);
+    let acme = Endpoint::new("acme", "https://acme.example/hook").topics(["acme.*"]);
     let conn = &mut database.connect();
-    (database.outbox().destinations().put(conn, &acme)).expect("put");
+    (database.outbox().endpoints().put(conn, &acme)).expect("put");
     let mut command = database.binary(&["run"]);
     command
         .env("OUTBOX_URL", "http://receiver.example/")
@@ -154,7 +154,7 @@ fn the_page_shows_destinations_that_are_held() {
     database.enqueue("order.paid", json!(1));
     database.enqueue("acme.paid", json!(1));
     let held = "held</span> <span class=\"quiet\">proxy 127.0.77.9:1 cannot be reached";
-    for path in ["/", "/destinations", "/destinations?name=acme"] {
+    for path in ["/", "/endpoints", "/endpoints?name=acme"] {
         eventually("the destination is held", || {
             page.get(path).body.contains(held)
         });

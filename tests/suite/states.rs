@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use diesel::connection::SimpleConnection;
 use diesel_outbox::config::{Rate, Verification};
-use diesel_outbox::destinations::{
-    DestinationError, DestinationFilter, DestinationState, Hand, RegisteredDestination,
-};
+use diesel_outbox::endpoints::{Endpoint, EndpointError, EndpointFilter, EndpointState, Hand};
 use diesel_outbox::{Backoff, NewMessage};
 use diesel_outbox_pages::{Language, Pages, Portal, Rights, Visitor};
 use http::Method;
@@ -45,19 +43,19 @@ impl Customer {
             receiver,
             database,
         };
-        let hook = RegisteredDestination::new("acme", customer.receiver.url());
+        let hook = Endpoint::new("acme", customer.receiver.url());
         customer.put(&hook.tenant(customer.id));
         customer
     }
 
-    fn put(&self, hook: &RegisteredDestination) {
+    fn put(&self, hook: &Endpoint) {
         let (outbox, conn) = (self.database.outbox(), &mut self.database.connect());
-        outbox.destinations().put(conn, hook).expect("put");
+        outbox.endpoints().put(conn, hook).expect("put");
     }
 
-    fn get(&self) -> RegisteredDestination {
+    fn get(&self) -> Endpoint {
         let (outbox, conn) = (self.database.outbox(), &mut self.database.connect());
-        let found = outbox.destinations().get(conn, "acme").expect("read");
+        let found = outbox.endpoints().get(conn, "acme").expect("read");
         found.expect("a destination")
     }
 
@@ -107,7 +105,7 @@ impl Customer {
     /// Another endpoint of the tenant, which gets every event.
     fn another(&self) -> Receiver {
         let receiver = Receiver::ok();
-        let hook = RegisteredDestination::new("other", receiver.url());
+        let hook = Endpoint::new("other", receiver.url());
         self.put(&hook.tenant(self.id));
         receiver
     }
@@ -149,11 +147,11 @@ fn the_state_is_one_word_wherever_it_is_shown() {
                 for pause in pauses {
                     customer.change("DELETE FROM {o}_pause");
                     customer.change(&format!(
-                        "UPDATE {{o}}_destination SET enabled = {enabled}, disabled_reason = 'why',
+                        "UPDATE {{o}}_endpoint SET enabled = {enabled}, disabled_reason = 'why',
                             verification = {verification}, failing_since = now(), failing = {failing}"
                     ));
                     customer.change(&format!(
-                        "UPDATE {{o}}_destination SET failing_since = now(), failing = {failing}"
+                        "UPDATE {{o}}_endpoint SET failing_since = now(), failing = {failing}"
                     ));
                     if let Some((by, reason, until)) = pause {
                         customer.pause_by(by, reason, until);
@@ -176,7 +174,7 @@ fn the_state_is_one_word_wherever_it_is_shown() {
                     assert_eq!(by, hand, "{case}");
                     let ends = is_paused.is_some_and(|(.., until)| until.starts_with("now"));
                     assert_eq!(one.state_until.is_some(), ends, "{case}");
-                    let sql = format!("SELECT {}_destination_state('acme')", database.name());
+                    let sql = format!("SELECT {}_endpoint_state('acme')", database.name());
                     assert_eq!(database.text(&sql).as_deref(), Some(state), "{case}");
                     let says = customer.says();
                     assert_eq!(
@@ -185,32 +183,29 @@ fn the_state_is_one_word_wherever_it_is_shown() {
                     );
                     assert_eq!(says["state_until"].is_string(), ends, "{says}");
                     let outbox = database.outbox();
-                    for word in DestinationState::ALL {
-                        let filter = DestinationFilter::default().state(*word);
+                    for word in EndpointState::ALL {
+                        let filter = EndpointFilter::default().state(*word);
                         let conn = &mut database.connect();
-                        let found = outbox
-                            .destinations()
-                            .list(conn, &filter, 9)
-                            .expect("listed");
+                        let found = outbox.endpoints().list(conn, &filter, 9).expect("listed");
                         assert_eq!(found.len() == 1, word.as_str() == state, "{case} {word}");
                     }
                 }
             }
         }
     }
-    let none = format!("SELECT {}_destination_state('nobody')", database.name());
+    let none = format!("SELECT {}_endpoint_state('nobody')", database.name());
     assert_eq!(database.text(&none), None);
-    customer.change("UPDATE {o}_destination SET enabled = true, verification = NULL");
+    customer.change("UPDATE {o}_endpoint SET enabled = true, verification = NULL");
     customer.pause_by("owner", "HOLIDAY", "NULL");
     let run = |arguments: &[&str]| finish(database.binary(arguments)).code(0);
-    let shown = run(&["destination", "show", "acme", "--json"]).json();
+    let shown = run(&["endpoint", "show", "acme", "--json"]).json();
     assert_eq!(shown["state"], "paused");
-    let list = run(&["destination", "list"]).stdout;
+    let list = run(&["endpoint", "list"]).stdout;
     assert!(
         list.contains("paused by its owner until resumed: HOLIDAY"),
         "{list}"
     );
-    let counts = &run(&["status", "--json"]).json()["registered_destinations"];
+    let counts = &run(&["status", "--json"]).json()["endpoints"];
     assert_eq!(
         (&counts["paused"], &counts["working"]),
         (&json!(1), &json!(0))
@@ -222,7 +217,7 @@ fn the_state_is_one_word_wherever_it_is_shown() {
 fn an_endpoint_of_a_paused_tenant_is_paused_by_an_operator() {
     let customer = Customer::new(Receiver::ok(), &[]);
     let (database, id) = (&customer.database, customer.id.to_string());
-    let other = RegisteredDestination::new("other", customer.receiver.url());
+    let other = Endpoint::new("other", customer.receiver.url());
     customer.put(&other.tenant(Uuid::now_v7()));
     let run = |arguments: &[&str]| finish(database.binary(arguments)).code(0);
     let expect = |state: &str, hand: Option<&str>| {
@@ -234,15 +229,15 @@ fn an_endpoint_of_a_paused_tenant_is_paused_by_an_operator() {
             (&says["state"], says["state_by"].as_str()),
             (&json!(state), hand)
         );
-        let sql = |name| format!("SELECT {}_destination_state('{name}')", database.name());
+        let sql = |name| format!("SELECT {}_endpoint_state('{name}')", database.name());
         assert_eq!(database.text(&sql("acme")).as_deref(), Some(state));
         assert_eq!(database.text(&sql("other")).as_deref(), Some("active"));
-        let paused = DestinationFilter::default().state(DestinationState::Paused);
+        let paused = EndpointFilter::default().state(EndpointState::Paused);
         let conn = &mut database.connect();
-        let found = database.outbox().destinations().list(conn, &paused, 9);
+        let found = database.outbox().endpoints().list(conn, &paused, 9);
         let found = found.expect("listed").len();
         assert_eq!(found, usize::from(state == "paused"));
-        let counts = &run(&["status", "--json"]).json()["registered_destinations"];
+        let counts = &run(&["status", "--json"]).json()["endpoints"];
         assert_eq!(counts["paused"], found, "{counts}");
     };
     expect("active", None);
@@ -279,10 +274,10 @@ fn a_resume_says_what_still_holds_the_destination() {
     run(&["resume", "tenant", &id]);
 
     run(&["pause", "destination", "acme"]);
-    run(&["destination", "disable", "acme", "--reason", "unpaid"]);
+    run(&["endpoint", "disable", "acme", "--reason", "unpaid"]);
     let said = run(&["resume", "destination", "acme"]).stdout;
     assert!(said.contains("disabled by an operator: unpaid"), "{said}");
-    run(&["destination", "enable", "acme"]);
+    run(&["endpoint", "enable", "acme"]);
     run(&["pause", "destination", "acme"]);
     let said = run(&["resume", "destination", "acme"]).stdout;
     assert_eq!(said, "destination acme is resumed\n");
@@ -381,17 +376,11 @@ fn a_customer_neither_enables_nor_resumes_nor_changes_what_an_operator_has_set()
     let customer = Customer::new(Receiver::ok(), &[]);
     let (outbox, conn) = (customer.database.outbox(), &mut customer.database.connect());
     let (all, own) = (
-        outbox.destinations(),
-        outbox.destinations().of_tenant(customer.id),
+        outbox.endpoints(),
+        outbox.endpoints().of_tenant(customer.id),
     );
     let binary = |arguments: &[&str]| finish(customer.database.binary(arguments)).code(0);
-    binary(&[
-        "destination",
-        "disable",
-        "acme",
-        "--reason",
-        "they annoy us",
-    ]);
+    binary(&["endpoint", "disable", "acme", "--reason", "they annoy us"]);
     let is_refused = |path| {
         let (status, answer) = customer.ask(Method::POST, path, Some(json!({})));
         assert_eq!(status, 409, "{answer}");
@@ -447,7 +436,7 @@ fn a_customer_neither_enables_nor_resumes_nor_changes_what_an_operator_has_set()
 
     // Values.
     binary(&[
-        "destination",
+        "endpoint",
         "put",
         "acme",
         "--rate",
@@ -458,7 +447,7 @@ fn a_customer_neither_enables_nor_resumes_nor_changes_what_an_operator_has_set()
     let set_by = customer.get().set_by;
     assert_eq!(set_by.get("rate"), Some(&Hand::Operator), "{set_by:?}");
     let changed = own.change(conn, "acme", |row| row.filter = None);
-    assert!(matches!(changed, Err(DestinationError::SetByOperator(what)) if what == "filter"));
+    assert!(matches!(changed, Err(EndpointError::SetByOperator(what)) if what == "filter"));
     let changed = own.change(conn, "acme", |row| row.policy.max_attempts = Some(3));
     assert_eq!(changed.ok(), Some(true));
     let one = customer.get();
@@ -503,11 +492,11 @@ fn no_change_undoes_what_commits_meanwhile() {
         let hook = hook
             .clone()
             .configure(|hook| hook.description = Some("ours".to_owned()));
-        let put = outbox.destinations().put(&mut database.connect(), &hook);
+        let put = outbox.endpoints().put(&mut database.connect(), &hook);
         put.expect("put");
     };
     let by_command = || {
-        let put = ["destination", "put", "acme", "--description", "ours"];
+        let put = ["endpoint", "put", "acme", "--description", "ours"];
         finish(database.binary(&put)).code(0);
     };
     for (change, rate) in [
@@ -516,11 +505,11 @@ fn no_change_undoes_what_commits_meanwhile() {
         (&by_command, 3),
     ] {
         customer.change(
-            "UPDATE {o}_destination SET enabled = true, description = NULL, rate = NULL, filter = NULL",
+            "UPDATE {o}_endpoint SET enabled = true, description = NULL, rate = NULL, filter = NULL",
         );
         let mut other = database.connect();
         let meanwhile = format!(
-            "BEGIN; UPDATE {outbox}_destination SET enabled = false, disabled_reason = 'no', rate = '{rate}/s', filter = '{{\"a\": [1]}}',
+            "BEGIN; UPDATE {outbox}_endpoint SET enabled = false, disabled_reason = 'no', rate = '{rate}/s', filter = '{{\"a\": [1]}}',
                 set_by = '{{\"rate\": \"operator\", \"filter\": \"operator\"}}'",
             outbox = database.name(),
         );
@@ -533,7 +522,7 @@ fn no_change_undoes_what_commits_meanwhile() {
             });
             eventually("the change waits for the row", || {
                 let waiters = "SELECT count(*) FROM pg_stat_activity
-                    WHERE wait_event_type = 'Lock' AND query LIKE '%_destination%'";
+                    WHERE wait_event_type = 'Lock' AND query LIKE '%_endpoint%'";
                 assert!(!is_done.load(Ordering::Acquire), "{rate}: it did not wait");
                 database.number(waiters) > 0
             });
@@ -556,14 +545,14 @@ fn no_change_undoes_what_commits_meanwhile() {
 fn code_that_declares_never_enables_and_leaves_what_operators_set() {
     let customer = Customer::new(Receiver::ok(), &[]);
     let (outbox, conn) = (customer.database.outbox(), &mut customer.database.connect());
-    let all = outbox.destinations();
+    let all = outbox.endpoints();
     let changed = all.change(conn, "acme", |row| {
         row.policy.rate = Some(Rate::per_second(5.0));
         row.verification = Verification::Challenge;
     });
     assert_eq!(changed.ok(), Some(true));
     all.disable(conn, "acme", "no").expect("disabled");
-    let hook = RegisteredDestination::new("acme", "https://new.example/hooks").tenant(customer.id);
+    let hook = Endpoint::new("acme", "https://new.example/hooks").tenant(customer.id);
     let hook = hook.filter(json!({"total": [1]})).configure(|hook| {
         hook.policy.rate = Some(Rate::per_second(100.0));
         hook.policy.max_attempts = Some(3);
@@ -585,7 +574,7 @@ fn code_that_declares_never_enables_and_leaves_what_operators_set() {
     assert_eq!(customer.get().updated_at, updated_at);
     assert_eq!(all.change(conn, "nobody", |_| {}).ok(), Some(false));
     let unusable = all.change(conn, "acme", |row| row.url = "acme.example".to_owned());
-    assert!(matches!(unusable, Err(DestinationError::Invalid(_))));
+    assert!(matches!(unusable, Err(EndpointError::Invalid(_))));
 }
 
 /// R66: messages behind an open breaker are sent as soon as the endpoint has accepted a test.
@@ -616,7 +605,7 @@ fn a_good_test_closes_the_breaker_and_a_bad_one_does_not() {
             .is_some_and(|hint| hint.contains("send an example")),
         "{says}"
     );
-    customer.change("UPDATE {o}_destination SET headers = '{\"x-mended\": \"yes\"}'");
+    customer.change("UPDATE {o}_endpoint SET headers = '{\"x-mended\": \"yes\"}'");
     let (_, answer) = customer.ask(Method::POST, "/test", Some(json!({})));
     assert_eq!(answer["accepted"], true, "{answer}");
     eventually("delivered", || customer.database.count("delivered") == 1);
@@ -692,7 +681,7 @@ fn the_portal_says_why_an_event_waits_as_operators_read_it() {
     customer.pause_by("operator", "they annoy us", "NULL");
     expect("destination_paused", "paused", first);
     assert!(!customer.page().contains("annoy"));
-    customer.change("UPDATE {o}_destination SET enabled = false");
+    customer.change("UPDATE {o}_endpoint SET enabled = false");
     customer.change("DELETE FROM {o}_pause");
     expect("destination_disabled", "the endpoint is disabled", first);
 }
@@ -712,8 +701,8 @@ fn a_customer_sends_waiting_events_now() {
     let customer = Customer::new(receiver, &[]);
     let database = &customer.database;
     let relay = database.keeping_relay().configure(|config| {
-        config.registered_backoff = Backoff::Table(vec![HOUR]);
-        config.registered_max_attempts = 5;
+        config.endpoint_backoff = Backoff::Table(vec![HOUR]);
+        config.endpoint_max_attempts = 5;
     });
     let relay = relay.start().expect("a relay");
     customer.enqueue();

@@ -106,16 +106,16 @@ fn content(request: &Request) -> (String, Vec<(String, String)>, Vec<u8>) {
     (request.line.clone(), headers, request.body.clone())
 }
 
-/// Both modes, and a registered destination with a secret of its own.
+/// Both modes, and an endpoint with a secret of its own.
 #[test]
 fn a_forwarded_message_is_the_delivered_one_and_nothing_is_written() {
     let database = Database::new();
     let (first, second) = (Receiver::ok(), Receiver::ok());
     for mode in ["binary", "structured"] {
-        let mut put = database.binary(&["destination", "put", mode, &first.url(), "--topic", mode]);
+        let mut put = database.binary(&["endpoint", "put", mode, &first.url(), "--topic", mode]);
         put.args(["--mode", mode, "--header", "x-secret: hunter2"]);
-        put.env("OUTBOX_REGISTERED_HTTPS_ONLY", "false")
-            .env("OUTBOX_REGISTERED_PUBLIC_ONLY", "false");
+        put.env("OUTBOX_ENDPOINT_HTTPS_ONLY", "false")
+            .env("OUTBOX_ENDPOINT_PUBLIC_ONLY", "false");
         finish(put).code(0);
     }
     let relay = database.keeping_relay().start().expect("a relay");

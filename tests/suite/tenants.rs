@@ -5,9 +5,8 @@ use std::time::{Duration, SystemTime};
 use diesel::PgConnection;
 use diesel_outbox::admin::{Bulk, Note};
 use diesel_outbox::config::Config;
-use diesel_outbox::destinations::{
-    DeliveryFilter, DestinationError, DestinationFilter, Destinations, Recover,
-    RegisteredDestination,
+use diesel_outbox::endpoints::{
+    DeliveryFilter, Endpoint, EndpointError, EndpointFilter, Endpoints, Recover,
 };
 use diesel_outbox::{NewMessage, Status};
 use serde_json::json;
@@ -63,12 +62,12 @@ impl Tenant {
             .receiver
             .url()
             .replace("/events", &format!("/{}", self.word));
-        let hook = RegisteredDestination::new(&self.endpoint, url)
+        let hook = Endpoint::new(&self.endpoint, url)
             .tenant(self.id)
             .topics([format!("{}.*", self.word)])
             .configure(|hook| hook.description = Some(format!("the server of {}", self.word)));
         let (outbox, conn) = (database.outbox(), &mut database.connect());
-        outbox.destinations().put(conn, &hook).expect("put");
+        outbox.endpoints().put(conn, &hook).expect("put");
     }
 }
 
@@ -96,7 +95,7 @@ pub(crate) fn rows_of(database: &Database, tenant: &Tenant) -> String {
         );
         database.text(&rows).unwrap_or_default()
     };
-    ["_destination", "", "_dead", "_ledger", "_attempt"]
+    ["_endpoint", "", "_dead", "_ledger", "_attempt"]
         .map(of)
         .join("\n---\n")
 }
@@ -106,17 +105,17 @@ pub(crate) fn rows_of(database: &Database, tenant: &Tenant) -> String {
 fn destinations_of_a_tenant_do_not_exist_for_another() {
     let (database, acme, globex) = two();
     let outbox = database.outbox();
-    let all = outbox.destinations();
+    let all = outbox.endpoints();
     let (mut conn, before) = (database.connect(), rows_of(&database, &acme));
     let own = all.of_tenant(globex.id);
     let name = acme.endpoint.as_str();
-    let sees = |own: Destinations<'_>, conn: &mut PgConnection| {
+    let sees = |own: Endpoints<'_>, conn: &mut PgConnection| {
         let note = Note::new("globex", "curious");
         let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1);
         let day = Duration::from_secs(86_400);
         let filter = DeliveryFilter::default();
         let listed = own
-            .list(conn, &DestinationFilter::default(), 10)
+            .list(conn, &EndpointFilter::default(), 10)
             .expect("listed");
         [
             own.get(conn, name).expect("an answer").is_some(),
@@ -156,9 +155,9 @@ fn destinations_of_a_tenant_do_not_exist_for_another() {
         ]
     };
     assert_eq!(sees(own, &mut conn), [false; 15]);
-    let stolen = RegisteredDestination::new(name, "https://globex.example/");
+    let stolen = Endpoint::new(name, "https://globex.example/");
     let error = own.put(&mut conn, &stolen).expect_err("the name is taken");
-    assert!(matches!(error, DestinationError::Invalid(_)), "{error}");
+    assert!(matches!(error, EndpointError::Invalid(_)), "{error}");
     // The filter of another tenant selects nothing.
     let filter = DeliveryFilter::default().tenant_id(acme.id);
     let found = own.deliveries(&mut conn, &globex.endpoint, &filter, 10);
@@ -181,8 +180,8 @@ pub(crate) fn config(database: &Database) -> Config {
     for (setting, value) in [
         ("DATABASE_URL", database.url.as_str()),
         ("OUTBOX_TABLE", &database.name()),
-        ("OUTBOX_REGISTERED_HTTPS_ONLY", "false"),
-        ("OUTBOX_REGISTERED_PUBLIC_ONLY", "false"),
+        ("OUTBOX_ENDPOINT_HTTPS_ONLY", "false"),
+        ("OUTBOX_ENDPOINT_PUBLIC_ONLY", "false"),
     ] {
         config.set(setting, value).expect(setting);
     }
@@ -194,7 +193,7 @@ pub(crate) fn config(database: &Database) -> Config {
 fn a_delivery_is_shown_with_its_content_its_answer_and_its_failures() {
     let (database, acme, _) = two();
     let (outbox, mut conn) = (database.outbox(), database.connect());
-    let own = outbox.destinations().of_tenant(acme.id);
+    let own = outbox.endpoints().of_tenant(acme.id);
     let details = |conn: &mut PgConnection, id| {
         let found = own.delivery(conn, &acme.endpoint, id).expect("an answer");
         found.expect("the delivery")

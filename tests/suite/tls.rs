@@ -9,7 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use diesel_outbox::config::{Config, Proxy, Roots, TlsVersion};
-use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox::{Destination, HttpDispatcher, RelayHandle};
 use serde_json::json;
 
@@ -100,13 +100,13 @@ fn a_certificate_of_an_authority_with_p_521_is_refused_with_this_reason() {
     let server = OpensslServer::start(&authority, "-tls1_3");
     let database = Database::new();
     let url = format!("https://localhost:{}/", server.port);
-    let hook = RegisteredDestination::new("hook", url);
+    let hook = Endpoint::new("hook", url);
     let (outbox, conn) = (database.outbox(), &mut database.connect());
-    outbox.destinations().put(conn, &hook).expect("put");
+    outbox.endpoints().put(conn, &hook).expect("put");
     let mut config = Config::default();
-    config.registered_public_only = false;
+    config.endpoint_public_only = false;
     config.tls_roots = Roots::File(authority.path("ca.pem"));
-    let test = outbox.destinations().test(conn, "hook", &config);
+    let test = outbox.endpoints().test(conn, "hook", &config);
     let answer = test.expect("ready").expect("it is there").send();
     assert_eq!(
         answer.public_error().as_deref(),
@@ -230,27 +230,27 @@ fn a_receiver_that_wants_a_certificate_gets_the_one_of_the_settings() {
 
 /// R59.
 #[test]
-fn registered_destinations_see_the_certificate_of_their_setting() {
+fn endpoints_see_the_certificate_of_their_setting() {
     let authority = Authority::new();
     let receiver = TlsReceiver::start(&authority, BOTH, Clients::Known);
     let known = authority.known_as("relay", receiver.port);
     let mut config = Config::default();
-    let hook = RegisteredDestination::new("hook", known.url.as_str());
+    let hook = Endpoint::new("hook", known.url.as_str());
     let test = |config: &Config| {
         let database = Database::new();
         let (outbox, conn) = (database.outbox(), &mut database.connect());
-        let destinations = outbox.destinations();
+        let destinations = outbox.endpoints();
         destinations.put(conn, &hook).expect("put");
         let test = destinations.test(conn, "hook", config).expect("ready");
         test.expect("it is there").send().went_well
     };
     config.tls_roots = Roots::File(authority.path("ca.pem"));
-    config.registered_public_only = false;
+    config.endpoint_public_only = false;
     assert!(!test(&config), "without a certificate");
-    config.registered_client_cert_file = known.tls.client_cert_file;
+    config.endpoint_client_cert_file = known.tls.client_cert_file;
     let error = HttpDispatcher::new(&config).expect_err("no key");
-    assert_eq!(error.key(), "OUTBOX_REGISTERED_CLIENT_CERT_FILE");
-    config.registered_client_key_file = known.tls.client_key_file;
+    assert_eq!(error.key(), "OUTBOX_ENDPOINT_CLIENT_CERT_FILE");
+    config.endpoint_client_key_file = known.tls.client_key_file;
     HttpDispatcher::new(&config).expect("a certificate and its key");
     assert!(test(&config));
     assert_eq!(receiver.delivered(), 1);

@@ -27,13 +27,13 @@ mod hrm {
 mod org {
     diesel_outbox::outbox_tables!(
         org_outbox: org_outbox_ledger, org_outbox_attempt, org_outbox_dead, org_outbox_lease, org_outbox_pause,
-        org_outbox_destination, org_outbox_messages
+        org_outbox_endpoint, org_outbox_messages
     );
 }
 
 mod billing {
     diesel_outbox::outbox_tables!(
-        billing.events: events_ledger, events_attempt, events_dead, events_lease, events_pause, events_destination, events_messages,
+        billing.events: events_ledger, events_attempt, events_dead, events_lease, events_pause, events_endpoint, events_messages,
     );
 }
 

@@ -1,4 +1,4 @@
-//! Endpoints of registered destinations that must show that they want messages, before the first is sent.
+//! Endpoints of endpoints that must show that they want messages, before the first is sent.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use diesel_outbox::config::{Config, Verification};
-use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox::receive::{Headers, Verifier};
 use diesel_outbox::{NewMessage, RelayHandle};
 use serde_json::json;
@@ -17,20 +17,20 @@ use crate::support::{Database, Receiver, Request, end, eventually, finish, statu
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
 fn started(database: &Database) -> RelayHandle {
-    let relay = database.relay().registered_threads(8);
-    let relay = relay.configure(|config| config.registered_https_only = false);
-    let relay = relay.configure(|config| config.registered_public_only = false);
-    let relay = relay.configure(|config| config.registered_timeout = Duration::from_secs(10));
+    let relay = database.relay().endpoint_threads(8);
+    let relay = relay.configure(|config| config.endpoint_https_only = false);
+    let relay = relay.configure(|config| config.endpoint_public_only = false);
+    let relay = relay.configure(|config| config.endpoint_timeout = Duration::from_secs(10));
     relay.own_events(true).start().expect("a relay")
 }
 
 fn register(database: &Database, url: &str, verification: Verification) {
-    let hook = RegisteredDestination::new("hook", url)
+    let hook = Endpoint::new("hook", url)
         .topics(["order.*"])
         .secret(SECRET.parse().expect("a secret"))
         .configure(|hook| hook.verification = verification);
     let (outbox, conn) = (database.outbox(), &mut database.connect());
-    outbox.destinations().put(conn, &hook).expect("put");
+    outbox.endpoints().put(conn, &hook).expect("put");
 }
 
 fn is_challenge(request: &Request) -> bool {
@@ -89,7 +89,7 @@ fn is_settled(database: &Database) -> bool {
     database.number("SELECT count(*) FROM {o}") == 0
 }
 
-const ERROR: &str = "SELECT verification_error FROM {o}_destination";
+const ERROR: &str = "SELECT verification_error FROM {o}_endpoint";
 
 /// R59, R54: and a customer reads why.
 #[test]
@@ -111,7 +111,7 @@ fn nothing_is_sent_until_the_endpoint_repeats_the_challenge_and_then_all_that_wa
     });
     let expected = "NOT_VERIFIED: the response did not repeat the challenge";
     assert_eq!(database.text(ERROR).as_deref(), Some(expected));
-    let due = "SELECT count(*) FROM {o}_destination WHERE verification_due
+    let due = "SELECT count(*) FROM {o}_endpoint WHERE verification_due
                 BETWEEN now() AND now() + interval '15 s'";
     assert_eq!(database.number(due), 1);
     eventually("the messages are addressed", || {
@@ -119,14 +119,14 @@ fn nothing_is_sent_until_the_endpoint_repeats_the_challenge_and_then_all_that_wa
     });
     let said = |arguments: &[&str]| {
         let mut command = database.binary(arguments);
-        command.env("OUTBOX_REGISTERED_HTTPS_ONLY", "false");
-        command.env("OUTBOX_REGISTERED_PUBLIC_ONLY", "false");
+        command.env("OUTBOX_ENDPOINT_HTTPS_ONLY", "false");
+        command.env("OUTBOX_ENDPOINT_PUBLIC_ONLY", "false");
         finish(command)
     };
     let status = said(&["status"]).code(0).stdout;
-    let counted = "registered destinations: 0 failing, 0 paused, 0 disabled, 1 unverified";
+    let counted = "endpoints: 0 failing, 0 paused, 0 disabled, 1 unverified";
     assert!(status.contains(counted), "{status}");
-    let counts = said(&["status", "--json"]).code(0).json()["registered_destinations"].clone();
+    let counts = said(&["status", "--json"]).code(0).json()["endpoints"].clone();
     assert_eq!(
         counts,
         json!({ "working": 0, "unverified": 1, "paused": 0, "failing": 0, "disabled": 0 })
@@ -134,33 +134,33 @@ fn nothing_is_sent_until_the_endpoint_repeats_the_challenge_and_then_all_that_wa
     let listed = said(&["message", "list", "--json"]).code(0).stdout;
     let reason = format!("destination not verified: hook: {expected}");
     assert!(listed.contains(&reason), "{listed}");
-    let shown = said(&["destination", "show", "hook"]).code(0).stdout;
+    let shown = said(&["endpoint", "show", "hook"]).code(0).stdout;
     assert!(
         shown.contains(&format!("unverified: {expected}")),
         "{shown}"
     );
-    let refused = said(&["destination", "verify", "hook", "--json"]).code(1);
+    let refused = said(&["endpoint", "verify", "hook", "--json"]).code(1);
     assert_eq!(refused.json()["verified"], false);
     assert_eq!(
         refused.json()["public_error"],
         "the answer of your endpoint did not repeat the challenge"
     );
-    said(&["destination", "test", "hook"]).code(0);
+    said(&["endpoint", "test", "hook"]).code(0);
     assert_eq!(events(&receiver).len(), 1, "only the test");
 
     *is_ready.lock().expect("no panic") = true;
-    let verified = said(&["destination", "verify", "hook"]).code(0).stdout;
+    let verified = said(&["endpoint", "verify", "hook"]).code(0).stdout;
     assert!(verified.contains("hook is verified"), "{verified}");
     eventually("all are delivered", || is_settled(&database));
     assert_eq!(events(&receiver).len(), 4);
-    let shown = said(&["destination", "show", "hook", "--json"]).json();
+    let shown = said(&["endpoint", "show", "hook", "--json"]).json();
     assert!(shown["verified_at"].is_string(), "{shown}");
     assert_eq!(shown["verification_error"], json!(null));
     end(&relay);
     let acts = "SELECT string_agg(act, ' ' ORDER BY at) FROM {o}_audit WHERE target = 'hook'";
     assert_eq!(
         database.text(acts).as_deref(),
-        Some("destination verify destination test destination verify")
+        Some("endpoint verify endpoint test endpoint verify")
     );
 
     // The challenge is signed as a message is, with the secret that the receiver has brought.
@@ -183,11 +183,11 @@ fn a_changed_url_is_verified_again_and_its_messages_wait() {
     database.enqueue("order.paid", json!({ "n": 1 }));
     eventually("the first is delivered", || is_settled(&database));
     let moves = |url: &str| {
-        database.execute(&format!("UPDATE {{o}}_destination SET url = '{url}'"));
+        database.execute(&format!("UPDATE {{o}}_endpoint SET url = '{url}'"));
     };
     moves(&silent.url());
     assert_eq!(
-        database.text("SELECT verified_at::text FROM {o}_destination"),
+        database.text("SELECT verified_at::text FROM {o}_endpoint"),
         None
     );
     eventually("it is not verified", || database.text(ERROR).is_some());
@@ -223,9 +223,9 @@ fn an_endpoint_that_skips_gets_no_messages_until_it_is_verified() {
     eventually("it is for nobody", || is_settled(&database));
     assert_eq!(database.count("no_subscriber"), 1);
     *is_ready.lock().expect("no panic") = true;
-    database.execute("UPDATE {o}_destination SET verification_due = NULL");
+    database.execute("UPDATE {o}_endpoint SET verification_due = NULL");
     eventually("it is verified", || {
-        database.number("SELECT count(*) FROM {o}_destination WHERE verified_at IS NOT NULL") == 1
+        database.number("SELECT count(*) FROM {o}_endpoint WHERE verified_at IS NOT NULL") == 1
     });
     database.enqueue("order.paid", json!({ "n": 2 }));
     eventually("it is sent", || is_settled(&database));
@@ -256,9 +256,9 @@ fn an_endpoint_allows_the_origin_and_says_how_many_requests_it_takes() {
     register(&database, &receiver.url(), Verification::CloudEvents);
     let mut config = Config::default();
     config.source = Some("https://shop.example/orders".to_owned());
-    (config.registered_https_only, config.registered_public_only) = (false, false);
+    (config.endpoint_https_only, config.endpoint_public_only) = (false, false);
     let (outbox, conn) = (database.outbox(), &mut database.connect());
-    let destinations = outbox.destinations();
+    let destinations = outbox.endpoints();
     let check = destinations.verify(conn, "hook", &config).expect("ready");
     let answer = check.expect("it is there").ask();
     assert!(answer.is_verified, "{answer:?}");
@@ -270,7 +270,7 @@ fn an_endpoint_allows_the_origin_and_says_how_many_requests_it_takes() {
     let hook = hook.expect("it is there");
     assert_eq!(hook.allowed_rate, Some("2/s".parse().expect("a rate")));
     // The lower rate holds, also in a relay that starts later.
-    database.execute("UPDATE {o}_destination SET rate = '1000/s', allowed_rate = '1/h'");
+    database.execute("UPDATE {o}_endpoint SET rate = '1000/s', allowed_rate = '1/h'");
     let relay = started(&database);
     for number in 0..3 {
         let message = NewMessage::new("order.paid", &json!({ "n": number })).expect("JSON");
@@ -291,7 +291,7 @@ fn an_endpoint_allows_the_origin_and_says_how_many_requests_it_takes() {
 /// R59, R58.
 #[test]
 fn an_endpoint_that_refuses_or_fails_for_three_days_is_disabled_and_an_event_tells_it() {
-    let reason = "SELECT disabled_reason FROM {o}_destination WHERE NOT enabled";
+    let reason = "SELECT disabled_reason FROM {o}_endpoint WHERE NOT enabled";
     for (headers, tries, error) in [
         (
             "WebHook-Allowed-Origin: other.example\r\n",
@@ -308,19 +308,19 @@ fn an_endpoint_that_refuses_or_fails_for_three_days_is_disabled_and_an_event_tel
         let receiver = allowing(headers);
         register(&database, &receiver.url(), Verification::CloudEvents);
         database.execute(&format!(
-            "UPDATE {{o}}_destination SET verification_tries = {tries}"
+            "UPDATE {{o}}_endpoint SET verification_tries = {tries}"
         ));
         let relay = started(&database);
         eventually("it is disabled", || database.text(reason).is_some());
         end(&relay);
         let disabled = format!("NOT_VERIFIED: {error}");
         assert_eq!(database.text(reason), Some(disabled));
-        let told = "SELECT count(*) FROM {o}_messages WHERE topic = 'outbox.destination.disabled'";
+        let told = "SELECT count(*) FROM {o}_messages WHERE topic = 'outbox.endpoint.disabled'";
         assert_eq!(database.number(told), 1);
         assert_eq!(receiver.count(), 1);
         // Enabled again, it is asked again.
-        database.execute("UPDATE {o}_destination SET enabled = true");
-        let left = "SELECT verification_tries FROM {o}_destination";
+        database.execute("UPDATE {o}_endpoint SET enabled = true");
+        let left = "SELECT verification_tries FROM {o}_endpoint";
         assert_eq!(database.number(left), 0);
     }
 }
@@ -341,7 +341,7 @@ fn relays_ask_an_endpoint_one_at_a_time() {
     register(&database, &receiver.url(), Verification::Challenge);
     let relays = [(); 3].map(|()| started(&database));
     eventually("it is verified", || {
-        database.number("SELECT count(*) FROM {o}_destination WHERE verified_at IS NOT NULL") == 1
+        database.number("SELECT count(*) FROM {o}_endpoint WHERE verified_at IS NOT NULL") == 1
     });
     relays.iter().for_each(end);
     assert_eq!(most.load(Ordering::SeqCst), 1);
@@ -355,10 +355,10 @@ fn an_endpoint_that_asks_for_hardly_any_requests_delays_no_other() {
     let receiver = allowing("WebHook-Allowed-Origin: *\r\nWebHook-Allowed-Rate: 1e-308\r\n");
     let other = Receiver::ok();
     register(&database, &receiver.url(), Verification::CloudEvents);
-    let second = RegisteredDestination::new("other", other.url()).topics(["order.*"]);
+    let second = Endpoint::new("other", other.url()).topics(["order.*"]);
     let (outbox, conn) = (database.outbox(), &mut database.connect());
-    outbox.destinations().put(conn, &second).expect("put");
-    let rate = "SELECT allowed_rate FROM {o}_destination WHERE name = 'hook'";
+    outbox.endpoints().put(conn, &second).expect("put");
+    let rate = "SELECT allowed_rate FROM {o}_endpoint WHERE name = 'hook'";
     for sent in 1..=2 {
         let before = other.count();
         let relay = started(&database);
@@ -374,7 +374,7 @@ fn an_endpoint_that_asks_for_hardly_any_requests_delays_no_other() {
         eventually("and the next", || other.count() == before + 4);
         assert!(relay.health().is_live());
         end(&relay);
-        let hook = outbox.destinations().get(conn, "hook").expect("an answer");
+        let hook = outbox.endpoints().get(conn, "hook").expect("an answer");
         let hook = hook.expect("it is there");
         assert_eq!(
             hook.allowed_rate.map(|rate| rate.per_second),
@@ -382,8 +382,7 @@ fn an_endpoint_that_asks_for_hardly_any_requests_delays_no_other() {
         );
         assert!(hook.enabled);
         // As a relay has written it that did not bound it.
-        database
-            .execute("UPDATE {o}_destination SET allowed_rate = '1e-308/min' WHERE name = 'hook'");
+        database.execute("UPDATE {o}_endpoint SET allowed_rate = '1e-308/min' WHERE name = 'hook'");
         database.execute("TRUNCATE {o}");
     }
 }
@@ -395,11 +394,11 @@ fn a_next_try_that_lies_too_far_ahead_is_made_now() {
     let receiver = repeating(str::to_owned);
     register(&database, &receiver.url(), Verification::Challenge);
     database.execute(
-        "UPDATE {o}_destination SET verification_tries = 1, verification_due = now() + interval '30 days'",
+        "UPDATE {o}_endpoint SET verification_tries = 1, verification_due = now() + interval '30 days'",
     );
     let relay = started(&database);
     eventually("it is verified", || {
-        database.number("SELECT count(*) FROM {o}_destination WHERE verified_at IS NOT NULL") == 1
+        database.number("SELECT count(*) FROM {o}_endpoint WHERE verified_at IS NOT NULL") == 1
     });
     end(&relay);
 }

@@ -251,12 +251,12 @@ fn a_message_that_waits_for_its_rate_limit_says_so() {
     end(&relay);
 }
 
-/// R54: `status` says why the messages of a disabled registered destination wait, as `message show` does.
+/// R54: `status` says why the messages of a disabled endpoint wait, as `message show` does.
 #[test]
 fn due_messages_of_a_disabled_destination_are_a_trouble() {
     let db = Database::new();
     db.execute(
-        "INSERT INTO {o}_destination (name, url, enabled, disabled_reason)
+        "INSERT INTO {o}_endpoint (name, url, enabled, disabled_reason)
          VALUES ('acme', 'https://a.example/', false, 'OPERATOR')",
     );
     let named = db.enqueue_message(message("order.paid").destination("acme"));

@@ -12,8 +12,8 @@ const REST: &str = "*";
 
 pub(super) fn findings(config: &Config) -> Vec<Finding> {
     let routes = program::all_routes(config);
-    if routes.is_empty() && program::expects_registered(config) {
-        let registered = "every topic -> the registered destinations that subscribe to it";
+    if routes.is_empty() && program::expects_endpoints(config) {
+        let registered = "every topic -> the endpoints that subscribe to it";
         return vec![good("route", registered.to_owned())];
     }
     if name_none(config) {
@@ -23,7 +23,7 @@ pub(super) fn findings(config: &Config) -> Vec<Finding> {
             detail: "these settings name no destination, so only the database and the running relays are checked"
                 .to_owned(),
             advice: Some(
-                "to check the settings of a relay, run this command with them: OUTBOX_URL, OUTBOX_CONFIG or OUTBOX_REGISTERED_THREADS"
+                "to check the settings of a relay, run this command with them: OUTBOX_URL, OUTBOX_CONFIG or OUTBOX_ENDPOINT_THREADS"
                     .to_owned(),
             ),
         }];
@@ -43,7 +43,7 @@ pub(super) fn findings(config: &Config) -> Vec<Finding> {
 
 /// Whether these settings are those of no relay, as in the shell of an operator whose application has the relay.
 pub(super) fn name_none(config: &Config) -> bool {
-    program::all_destinations(config).is_empty() && !program::expects_registered(config)
+    program::all_destinations(config).is_empty() && !program::expects_endpoints(config)
 }
 
 fn in_words(route: &Route) -> Finding {

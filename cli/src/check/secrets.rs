@@ -88,11 +88,11 @@ fn named(all: &[impl AsRef<str>]) -> String {
     named.join(", ")
 }
 
-/// How the secrets of registered destinations are stored. Without a key and without encrypted secrets, there are no
+/// How the secrets of endpoints are stored. Without a key and without encrypted secrets, there are no
 /// findings.
 pub(super) fn at_rest(conn: &mut PgConnection, config: &Config) -> Vec<Finding> {
     let outbox = Outbox::from(config.table.clone());
-    let destinations = outbox.destinations().with_keys(&config.secret_keys);
+    let destinations = outbox.endpoints().with_keys(&config.secret_keys);
     let found = match destinations.encryption(conn) {
         Ok(found) => found,
         Err(error) => return vec![unchecked(WHAT, &error)],
@@ -100,13 +100,13 @@ pub(super) fn at_rest(conn: &mut PgConnection, config: &Config) -> Vec<Finding> 
     let mut findings = Vec::new();
     if !found.unreadable.is_empty() {
         let detail = format!(
-            "the secrets of {} registered destinations cannot be read ({}): nothing is sent to them",
+            "the secrets of {} endpoints cannot be read ({}): nothing is sent to them",
             found.unreadable.len(),
             named(&found.unreadable),
         );
         findings.push(Finding {
             advice: Some(
-                "set OUTBOX_SECRET_KEY to the key that encrypted the secrets, or replace the secrets: `diesel-outbox destination rotate NAME --keep 0s`, and `destination put NAME --auth` if the destination has authentication".to_owned(),
+                "set OUTBOX_SECRET_KEY to the key that encrypted the secrets, or replace the secrets: `diesel-outbox endpoint rotate NAME --keep 0s`, and `endpoint put NAME --auth` if the destination has authentication".to_owned(),
             ),
             ..bad(WHAT, detail)
         });
@@ -117,16 +117,16 @@ pub(super) fn at_rest(conn: &mut PgConnection, config: &Config) -> Vec<Finding> 
     let old = found.plain + found.older;
     if old > 0 {
         let detail = format!(
-            "the secrets of {old} registered destinations are not encrypted with the newest key ({} plain, {} with an older key)",
+            "the secrets of {old} endpoints are not encrypted with the newest key ({} plain, {} with an older key)",
             found.plain, found.older,
         );
         findings.push(Finding {
-            advice: Some("`diesel-outbox destination encrypt` encrypts them".to_owned()),
+            advice: Some("`diesel-outbox endpoint encrypt` encrypts them".to_owned()),
             ..warning(WHAT, detail)
         });
     } else if found.newest > 0 {
         let detail = format!(
-            "the secrets of {} registered destinations are encrypted with the newest key",
+            "the secrets of {} endpoints are encrypted with the newest key",
             found.newest
         );
         findings.push(good(WHAT, detail));

@@ -59,7 +59,7 @@ impl Fairing for RelayFairing {
         let started = Arc::clone(&self.relay);
         let start = spawn_blocking(move || {
             // The last are threads for the webhooks of customers.
-            let handle = relay.url(&receiver).registered_threads(4).start()?;
+            let handle = relay.url(&receiver).endpoint_threads(4).start()?;
             started.get_or_init(|| handle);
             Ok::<(), diesel_outbox::StartError>(())
         });

@@ -84,7 +84,7 @@ fn main() -> Result<(), AnyError> {
         .destination(shipping)
         .route("order.*", "shipping")
         // Threads for the webhooks of customers.
-        .registered_threads(4)
+        .endpoint_threads(4)
         .start()?;
     println!("the shop has launched from http://{address}");
 

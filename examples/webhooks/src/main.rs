@@ -59,7 +59,7 @@ fn main() -> Result<(), AnyError> {
             .topics(&orders::events()),
     };
     migrate(&shop)?;
-    let relay = Relay::from_config(config).registered_threads(16).start()?;
+    let relay = Relay::from_config(config).endpoint_threads(16).start()?;
     let port = std::env::var("PORT").unwrap_or_else(|_| "8000".to_owned());
     let server = Server::new(format!("127.0.0.1:{port}"), move |request| {
         answer(&shop, request)
@@ -77,7 +77,7 @@ fn migrate(shop: &Shop) -> Result<(), AnyError> {
     let mut conn = shop.pool.get()?;
     diesel_outbox::migrate(&mut conn, shop.outbox.name())?;
     conn.run_pending_migrations(MIGRATIONS)?;
-    diesel::sql_query("SELECT outbox_destination_limit($1, $2)")
+    diesel::sql_query("SELECT outbox_endpoint_limit($1, $2)")
         .bind::<Text, _>(shop.outbox.name().to_string())
         .bind::<Integer, _>(MOST)
         .execute(&mut conn)?;

@@ -21,8 +21,8 @@ const GLOBEX: &str = "Basic Z2xvYmV4OnR3bw==";
 fn customers_register_webhooks_see_their_deliveries_and_send_again() {
     let (database, receiver) = (Database::new(), Receiver::start());
     let open = [
-        ("OUTBOX_REGISTERED_HTTPS_ONLY", "false"),
-        ("OUTBOX_REGISTERED_PUBLIC_ONLY", "false"),
+        ("OUTBOX_ENDPOINT_HTTPS_ONLY", "false"),
+        ("OUTBOX_ENDPOINT_PUBLIC_ONLY", "false"),
     ];
     let shop = Shop::start(&database, &open);
     let url = format!("http://{}/<b>", receiver.address);

@@ -1,4 +1,4 @@
-//! The cost of many registered destinations compared with one configured destination, the fairness between them, and
+//! The cost of many endpoints compared with one configured destination, the fairness between them, and
 //! the effect of hanging and busy destinations on the others.
 
 use std::net::TcpListener;
@@ -21,7 +21,7 @@ use diesel_outbox_cli::number::whole;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
-    /// Registered destinations, one for each tenant
+    /// Endpoints, one for each tenant
     #[arg(long, default_value_t = 10_000, value_name = "NUMBER", value_parser = whole(1..=1_000_000_u64))]
     destinations: u64,
     /// Messages per run, distributed over the tenants by Zipf's law
@@ -45,7 +45,7 @@ pub(super) struct Options {
     /// Waiting messages of one tenant alongside a paced run
     #[arg(long, default_value_t = 1_000_000, value_name = "NUMBER", value_parser = whole(0..=MOST_MESSAGES))]
     waiting: u64,
-    /// Changed rows of registered destinations per second alongside a paced run, at two relays
+    /// Changed rows of endpoints per second alongside a paced run, at two relays
     #[arg(long, default_value_t = 1_000, value_name = "NUMBER", value_parser = whole(0..=100_000_u64))]
     changes: u64,
     /// Messages per second of the paced runs
@@ -92,7 +92,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
         ground.fill(&Fill::plain(warm + options.messages))?;
         ground.quiet()?;
         ground.config.url = Some(url.clone());
-        // The registered destinations sign, too.
+        // The endpoints sign, too.
         ground.config.secrets = vec![SigningSecret::random()];
         let relay_of_one = Relay::from_config(ground.config.clone());
         configured.push(deliver_behind(
@@ -108,7 +108,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
             (Some(options.filters), &mut filtered),
         ] {
             ground.say(format_args!(
-                "round {round}: {} registered destinations{}",
+                "round {round}: {} endpoints{}",
                 options.destinations,
                 filters.map_or_else(String::new, |more| format!(
                     " with filters, {more} of which do not match"
@@ -183,19 +183,19 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     }))
 }
 
-/// A relay that delivers to registered destinations on this machine.
+/// A relay that delivers to endpoints on this machine.
 fn relay(ground: &Ground) -> RelayBuilder {
-    let threads = ground.config.registered_threads;
+    let threads = ground.config.endpoint_threads;
     Relay::from_config(ground.config.clone())
-        .registered_threads(threads)
-        .configure(|config| config.registered_https_only = false)
-        .configure(|config| config.registered_public_only = false)
+        .endpoint_threads(threads)
+        .configure(|config| config.endpoint_https_only = false)
+        .configure(|config| config.endpoint_public_only = false)
 }
 
 /// Registers the destinations with these numbers, each with the tenant of the same number.
 fn register(ground: &mut Ground, url: &str, first: u64, last: u64) -> Result<()> {
     sql_query(format!(
-        "INSERT INTO {}_destination (name, url, tenant_id, secret)
+        "INSERT INTO {}_endpoint (name, url, tenant_id, secret)
          SELECT 'd' || n, $1, {}, 'whsec_' || encode(sha256(n::text::bytea), 'base64')
            FROM generate_series($2, $3) AS n",
         ground.config.table,
@@ -211,11 +211,11 @@ fn register(ground: &mut Ground, url: &str, first: u64, last: u64) -> Result<()>
 /// Gives each destination a filter that matches, and adds destinations of no tenant with filters that do not.
 fn add_filters(ground: &mut Ground, url: &str, more: u64) -> Result<()> {
     let table = &ground.config.table;
-    sql_query(format!("UPDATE {table}_destination SET filter = $1::json"))
+    sql_query(format!("UPDATE {table}_endpoint SET filter = $1::json"))
         .bind::<Text, _>(filter("paid"))
         .execute(&mut ground.conn)?;
     sql_query(format!(
-        "INSERT INTO {table}_destination (name, url, filter)
+        "INSERT INTO {table}_endpoint (name, url, filter)
          SELECT 'other-' || n, $1, replace($2, 'STATUS', 'status ' || n)::json FROM generate_series(1, $3) AS n"
     ))
     .bind::<Text, _>(url)
@@ -288,7 +288,7 @@ fn fairness(options: &Options, ground: &mut Ground, url: &str) -> Result<f64> {
     let row: NumberRow = sql_query(format!(
         "SELECT (sum(got) ^ 2 / (count(*) * sum(got ^ 2)))::float8 AS number
            FROM (SELECT (SELECT count(*) FROM {0}_ledger l WHERE l.destination = d.name) AS got
-                   FROM {0}_destination d) AS each",
+                   FROM {0}_endpoint d) AS each",
         ground.config.table
     ))
     .get_result(&mut ground.conn)?;
@@ -403,7 +403,7 @@ fn change(options: &Options, ground: &mut Ground, url: &str, tick: u64) -> Resul
     let (new, tick) = (changes / 4, i64::try_from(tick)?);
     let table = &ground.config.table;
     sql_query(format!(
-        "UPDATE {table}_destination SET description = 'tick ' || $1
+        "UPDATE {table}_endpoint SET description = 'tick ' || $1
           WHERE name = ANY(ARRAY(SELECT 'd' || (1 + floor(random() * $3))::bigint FROM generate_series(1, $2)))"
     ))
     .bind::<BigInt, _>(tick)
@@ -411,12 +411,12 @@ fn change(options: &Options, ground: &mut Ground, url: &str, tick: u64) -> Resul
     .bind::<BigInt, _>(i64::try_from(options.paced)?)
     .execute(&mut ground.conn)?;
     sql_query(format!(
-        "DELETE FROM {table}_destination WHERE description = 'new in tick ' || ($1 - 1)"
+        "DELETE FROM {table}_endpoint WHERE description = 'new in tick ' || ($1 - 1)"
     ))
     .bind::<BigInt, _>(tick)
     .execute(&mut ground.conn)?;
     sql_query(format!(
-        "INSERT INTO {table}_destination (name, url, topics, description)
+        "INSERT INTO {table}_endpoint (name, url, topics, description)
          SELECT 'new-' || $1 || '-' || n, $3, '{{never.*}}', 'new in tick ' || $1 FROM generate_series(1, $2) AS n"
     ))
     .bind::<BigInt, _>(tick)

@@ -4,7 +4,9 @@ use std::time::SystemTime;
 
 use diesel_outbox::admin::{Bulked, DeadDepth, LaneDepth, LetterId, Pause, Verdict};
 use diesel_outbox::config::SigningSecret;
-use diesel_outbox::destinations::{self, EndpointAnswer, RegisteredDestination, TestAnswer};
+use diesel_outbox::endpoints::{
+    Delivery as Delivered, Endpoint as Row, EndpointAnswer, TestAnswer,
+};
 use diesel_outbox::program::{
     self, BlockedKey, HistoryEntry, KnownTopic, LeaseRow, LiveTopic, MessageRecord, OperatorAct,
 };
@@ -19,11 +21,11 @@ use uuid::Uuid;
 use super::asked::{Asked, Wrong};
 use super::bulk::{Order, since};
 use super::dead::change::{Change as DeadChange, Order as DeadOrder};
+use super::endpoints::change::{Change, test as send_test};
+use super::endpoints::edit::{Written, ask, new_secret, write};
+use super::endpoints::{self, search, url};
 use super::messages::change::{Order as MessageOrder, due};
 use super::messages::{self, waiting};
-use super::registered::change::{Change, test as send_test};
-use super::registered::edit::{Written, ask, new_secret, write};
-use super::registered::{self, search, url};
 use super::{Refusal, Visit, audit, dead, keys, ledger, pauses, topics};
 use crate::api::{
     self, Caller, DONE, Done, Json, Listed, Nothing, Problem, Route, Time, document, millis, route,
@@ -59,20 +61,20 @@ const OVERLAP: &str = "24h";
 /// All routes.
 static ROUTES: &[Route<Site, Guest>] = &[
     route!(GET "/openapi.json", Look, "This document.", openapi => Json),
-    route!(GET "/destinations", Look, "Registered destinations, by name.", list_destinations => Listed<Destination>, query: registered::NAMES, is_list: true),
-    route!(POST "/destinations", Act, "Register a destination.", register_destination <- Registration => Registered, status: StatusCode::CREATED),
-    route!(GET "/destinations/{name}", Look, "A destination.", get_destination => Destination),
-    route!(PATCH "/destinations/{name}", Act, "Change a destination.", change_destination <- Written => Destination),
-    route!(DELETE "/destinations/{name}", Act, "Remove a destination. Its waiting messages end as cancelled ones do, and leave no dead letters.", remove_destination <- Nothing => Done),
-    route!(POST "/destinations/{name}/enable", Act, "Send messages again, and address new ones to the destination.", enable_destination <- Nothing => Done),
-    route!(POST "/destinations/{name}/disable", Act, "Address no new messages to the destination; those that are wait.", disable_destination <- Because => Done),
-    route!(POST "/destinations/{name}/verify", Act, "Ask the endpoint whether it wants messages.", verify_destination <- Nothing => Verified, lasts: true),
-    route!(POST "/destinations/{name}/rotate", Act, "Make a new secret.", rotate_secret <- Rotation => Secret),
-    route!(POST "/destinations/{name}/test", Act, "Send a test event now.", test_destination <- Nothing => Tested, lasts: true),
-    route!(POST "/destinations/{name}/recover", Act, "Send dead letters again, and what was missed.", recover_destination <- Recovery => Count),
-    route!(POST "/destinations/{name}/backfill", Act, "Send a new destination what it would have got.", backfill_destination <- Backfill => Count),
-    route!(GET "/destinations/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, is_list: true),
-    route!(POST "/destinations/{name}/deliveries/{id}/send-again", Act, "Send a message to the destination again.", send_again <- Nothing => Done),
+    route!(GET "/endpoints", Look, "Endpoints, by name.", list_endpoints => Listed<Endpoint>, query: endpoints::NAMES, is_list: true),
+    route!(POST "/endpoints", Act, "Register an endpoint.", register_endpoint <- Registration => RegisteredEndpoint, status: StatusCode::CREATED),
+    route!(GET "/endpoints/{name}", Look, "An endpoint.", get_endpoint => Endpoint),
+    route!(PATCH "/endpoints/{name}", Act, "Change an endpoint.", change_endpoint <- Written => Endpoint),
+    route!(DELETE "/endpoints/{name}", Act, "Remove an endpoint. Its waiting messages end as cancelled ones do, and leave no dead letters.", remove_endpoint <- Nothing => Done),
+    route!(POST "/endpoints/{name}/enable", Act, "Send messages again, and address new ones to the endpoint.", enable_endpoint <- Nothing => Done),
+    route!(POST "/endpoints/{name}/disable", Act, "Address no new messages to the endpoint; those that are wait.", disable_endpoint <- Because => Done),
+    route!(POST "/endpoints/{name}/verify", Act, "Ask the endpoint whether it wants messages.", verify_endpoint <- Nothing => Verified, lasts: true),
+    route!(POST "/endpoints/{name}/rotate", Act, "Make a new secret.", rotate_secret <- Rotation => Secret),
+    route!(POST "/endpoints/{name}/test", Act, "Send a test event now.", test_endpoint <- Nothing => Tested, lasts: true),
+    route!(POST "/endpoints/{name}/recover", Act, "Send dead letters again, and what was missed.", recover_endpoint <- Recovery => Count),
+    route!(POST "/endpoints/{name}/backfill", Act, "Send a new endpoint what it would have got.", backfill_endpoint <- Backfill => Count),
+    route!(GET "/endpoints/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, is_list: true),
+    route!(POST "/endpoints/{name}/deliveries/{id}/send-again", Act, "Send a message to the endpoint again.", send_again <- Nothing => Done),
     route!(GET "/messages", Look, "Waiting messages, next due first.", list_messages => Listed<Message>, query: waiting::NAMES, is_list: true),
     route!(POST "/messages/retry", Act, "Make messages due that wait after a failed attempt.", retry_messages <- Many => Count, query: waiting::NAMES),
     route!(POST "/messages/cancel", Act, "Cancel waiting messages.", cancel_messages <- Many => Count, query: waiting::NAMES),
@@ -123,19 +125,17 @@ pub(crate) fn answer(site: &Site, request: &Request, path: &str) -> Response {
 
 impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Self {
-        use diesel_outbox::destinations::DestinationError::{Invalid, TooMany};
+        use diesel_outbox::endpoints::EndpointError::{Invalid, TooMany};
         match refusal {
             Refusal::Missing(words) => Self::new(StatusCode::NOT_FOUND, words),
             Refusal::Taken(words) => Self::new(StatusCode::CONFLICT, words),
             Refusal::Invalid(words) => Self::invalid(words),
             Refusal::Wrong(Wrong { field, what }) => Self::invalid(what).of_field(field),
-            Refusal::Destination(Invalid(error)) => {
-                Self::invalid(error.reason()).of_setting(&error)
-            }
-            Refusal::Destination(error @ TooMany(_)) => {
+            Refusal::Endpoint(Invalid(error)) => Self::invalid(error.reason()).of_setting(&error),
+            Refusal::Endpoint(error @ TooMany(_)) => {
                 Self::new(StatusCode::CONFLICT, error.to_string())
             }
-            Refusal::Destination(error) => Self::invalid(error.to_string()),
+            Refusal::Endpoint(error) => Self::invalid(error.to_string()),
             Refusal::Away(error) => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, format!("{error:#}"))
             }
@@ -160,7 +160,7 @@ fn seen(guest: &Guest, text: &Option<String>) -> Option<Json> {
     text.map(Json::of)
 }
 
-fn policy(one: &RegisteredDestination) -> Map<String, Value> {
+fn policy(one: &Row) -> Map<String, Value> {
     match json!(one.policy) {
         Value::Object(options) => options,
         _ => Map::new(),
@@ -168,8 +168,8 @@ fn policy(one: &RegisteredDestination) -> Map<String, Value> {
 }
 
 view! {
-    /// A registered destination.
-    Destination of (one: &RegisteredDestination, guest: &Guest) {
+    /// An endpoint.
+    Endpoint of (one: &Row, guest: &Guest) {
         name: String = one.name.clone(),
         /// Without most of the path, if the visitor may not see payloads.
         url: String = url(guest, one),
@@ -205,7 +205,7 @@ view! {
 
 view! {
     /// A message for a destination.
-    Delivery of (row: &destinations::Delivery) {
+    Delivery of (row: &Delivered) {
         message_id: Uuid = row.message_id,
         topic: String = row.topic.clone(),
         tenant: Option<Uuid> = row.tenant_id,
@@ -420,8 +420,8 @@ view! {
         /// The heartbeat has stopped, and the lease will expire.
         silent: bool = row.silent,
         destinations: Vec<String> = row.destinations.clone(),
-        /// Whether the relay sends to registered destinations.
-        registered: bool = row.registered,
+        /// Whether the relay sends to endpoints.
+        endpoints: bool = row.endpoints,
     }
 }
 
@@ -488,8 +488,8 @@ impl Secret {
 
 /// A new destination and its secret, which is shown only now.
 #[derive(Serialize, JsonSchema)]
-struct Registered {
-    destination: Destination,
+struct RegisteredEndpoint {
+    endpoint: Endpoint,
     /// Null: the visitor may not see it, or it was shown before.
     secret: Option<String>,
 }
@@ -510,13 +510,13 @@ struct Became {
     became: &'static str,
 }
 
-/// A new destination.
+/// A new endpoint.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Registration {
     name: String,
     #[serde(default)]
-    destination: Written,
+    endpoint: Written,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -641,32 +641,32 @@ fn openapi(call: &Call<'_>) -> Found<Json> {
     Ok(Json::of(&document.to_string()))
 }
 
-fn list_destinations(call: &Call<'_>) -> Found<Listed<Destination>> {
-    let asked = call.filter(registered::NAMES);
+fn list_endpoints(call: &Call<'_>) -> Found<Listed<Endpoint>> {
+    let asked = call.filter(endpoints::NAMES);
     let after: Option<String> = call.cursor()?;
     let (found, next) = search(&call.visit(), asked, after.as_deref(), call.limit()?)?;
-    let view = |one: &RegisteredDestination| Destination::of(one, call.visitor);
+    let view = |one: &Row| Endpoint::of(one, call.visitor);
     Ok(Listed::new(&found, view, next))
 }
 
-fn get_destination(call: &Call<'_>) -> Found<Destination> {
-    let found = registered::get(&call.visit(), call.part("name"))?;
-    Ok(Destination::of(&found, call.visitor))
+fn get_endpoint(call: &Call<'_>) -> Found<Endpoint> {
+    let found = endpoints::get(&call.visit(), call.part("name"))?;
+    Ok(Endpoint::of(&found, call.visitor))
 }
 
-fn register_destination(call: &Call<'_>, new: Registration) -> Found<Registered> {
+fn register_endpoint(call: &Call<'_>, new: Registration) -> Found<RegisteredEndpoint> {
     let (visit, guest) = (&call.visit(), call.visitor);
-    let secret = write(visit, &new.name, false, new.destination)?;
-    let found = registered::get(visit, &new.name)?;
-    Ok(Registered {
-        destination: Destination::of(&found, guest),
+    let secret = write(visit, &new.name, false, new.endpoint)?;
+    let found = endpoints::get(visit, &new.name)?;
+    Ok(RegisteredEndpoint {
+        endpoint: Endpoint::of(&found, guest),
         secret: secret.and_then(|secret| Secret::of(&secret, guest).secret),
     })
 }
 
-fn change_destination(call: &Call<'_>, written: Written) -> Found<Destination> {
+fn change_endpoint(call: &Call<'_>, written: Written) -> Found<Endpoint> {
     write(&call.visit(), call.part("name"), true, written)?;
-    get_destination(call)
+    get_endpoint(call)
 }
 
 fn change(call: &Call<'_>, change: Change<'_>) -> Found<Done> {
@@ -676,15 +676,15 @@ fn change(call: &Call<'_>, change: Change<'_>) -> Found<Done> {
     }
 }
 
-fn remove_destination(call: &Call<'_>, _: Nothing) -> Found<Done> {
+fn remove_endpoint(call: &Call<'_>, _: Nothing) -> Found<Done> {
     change(call, Change::Remove)
 }
 
-fn enable_destination(call: &Call<'_>, _: Nothing) -> Found<Done> {
+fn enable_endpoint(call: &Call<'_>, _: Nothing) -> Found<Done> {
     change(call, Change::Enable)
 }
 
-fn disable_destination(call: &Call<'_>, given: Because) -> Found<Done> {
+fn disable_endpoint(call: &Call<'_>, given: Because) -> Found<Done> {
     let why = given.why.trim();
     change(call, Change::Disable { why })
 }
@@ -693,7 +693,7 @@ fn send_again(call: &Call<'_>, _: Nothing) -> Found<Done> {
     change(call, Change::SendAgain(call.parsed("id")?))
 }
 
-fn verify_destination(call: &Call<'_>, _: Nothing) -> Found<Verified> {
+fn verify_endpoint(call: &Call<'_>, _: Nothing) -> Found<Verified> {
     let answer = ask(&call.visit(), call.part("name"))?;
     Ok(Verified::of(&answer.ok_or_else(Problem::missing)?))
 }
@@ -705,7 +705,7 @@ fn rotate_secret(call: &Call<'_>, given: Rotation) -> Found<Secret> {
     Ok(Secret::of(&secret, call.visitor))
 }
 
-fn test_destination(call: &Call<'_>, _: Nothing) -> Found<Tested> {
+fn test_endpoint(call: &Call<'_>, _: Nothing) -> Found<Tested> {
     let answer = send_test(&call.visit(), call.part("name"))?;
     let answer = answer.ok_or_else(Problem::missing)?;
     Ok(Tested::of(&answer, call.visitor))
@@ -716,7 +716,7 @@ fn counted(call: &Call<'_>, order: &Order<'_>, why: &str, dry_run: bool) -> Foun
     done.map(Count::of).ok_or_else(Problem::missing)
 }
 
-fn recover_destination(call: &Call<'_>, given: Recovery) -> Found<Count> {
+fn recover_endpoint(call: &Call<'_>, given: Recovery) -> Found<Count> {
     let order = Order::recover(call.part("name"), &given.since, given.missing);
     counted(
         call,
@@ -726,7 +726,7 @@ fn recover_destination(call: &Call<'_>, given: Recovery) -> Found<Count> {
     )
 }
 
-fn backfill_destination(call: &Call<'_>, given: Backfill) -> Found<Count> {
+fn backfill_endpoint(call: &Call<'_>, given: Backfill) -> Found<Count> {
     let begin = since(&given.since).map_err(Refusal::Wrong)?;
     let order = Order::Backfill(call.part("name"), begin);
     counted(call, &order, &given.why, given.dry_run)
@@ -736,7 +736,7 @@ fn list_deliveries(call: &Call<'_>) -> Found<Listed<Delivery>> {
     let after: Option<String> = call.cursor()?;
     let name = call.part("name");
     let (_, found, _) =
-        registered::deliveries(&call.visit(), name, after.as_deref(), call.limit()?, 0)?;
+        endpoints::deliveries(&call.visit(), name, after.as_deref(), call.limit()?, 0)?;
     let next = found.next.map(|place| place.to_string());
     Ok(Listed {
         is_complete: found.is_complete,

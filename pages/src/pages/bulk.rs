@@ -1,16 +1,16 @@
-//! Changes of many messages: waiting messages are retried or cancelled, and a registered destination gets what it did not
+//! Changes of many messages: waiting messages are retried or cancelled, and an endpoint gets what it did not
 //! get. Each asks for confirmation, with the count.
 
 use std::time::{Duration, Instant, SystemTime};
 
 use diesel_outbox::admin::{self, Bulk, Bulked, Note, WaitingFilter};
-use diesel_outbox::destinations::Recover;
+use diesel_outbox::endpoints::Recover;
 use maud::html;
 
 use super::asked::{Asked, Wrong};
+use super::endpoints::on;
 use super::layout::{act, dialog, hidden};
 use super::messages::waiting;
-use super::registered::on;
 use super::{Refusal, Visit, link, words};
 use crate::AUDIT;
 use crate::request::Form;
@@ -36,7 +36,7 @@ impl<'a> Order<'a> {
         match path {
             "/messages/retry" => waiting::filter(form).map(Self::Retry),
             "/messages/cancel" => waiting::filter(form).map(Self::Cancel),
-            "/destination/backfill" => Ok(Self::Backfill(name, self::since(since)?)),
+            "/endpoint/backfill" => Ok(Self::Backfill(name, self::since(since)?)),
             _ => Self::recover(name, since, form.get("missing").is_some()),
         }
     }
@@ -66,7 +66,7 @@ impl<'a> Order<'a> {
                 Asked::of(form, waiting::NAMES).link("/messages", more)
             }
             Self::Recover(name, ..) | Self::Backfill(name, _) => {
-                link("/destinations", &[&[("name", *name)], more].concat())
+                link("/endpoints", &[&[("name", *name)], more].concat())
             }
         }
     }
@@ -123,7 +123,7 @@ pub(super) fn answer(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let order = Order::of(&visit.request.path, form)?;
     let is_sure = form.get("sure").is_some();
     let Some(done) = order.run(visit, visit.get("reason"), !is_sure)? else {
-        let nowhere = order.back(form, &[("done", "no_destination")]);
+        let nowhere = order.back(form, &[("done", "no_endpoint")]);
         return Ok(Response::see_other(&nowhere));
     };
     if !is_sure {

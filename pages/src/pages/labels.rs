@@ -1,4 +1,4 @@
-//! How pages call registered destinations.
+//! How pages call endpoints.
 
 use maud::{Markup, html};
 use uuid::Uuid;
@@ -36,12 +36,12 @@ impl Labels {
         words::shortened(&label, LONGEST)
     }
 
-    /// The label, with a link to the page of a registered destination.
+    /// The label, with a link to the page of an endpoint.
     pub(super) fn shown(&self, name: &str) -> Markup {
         let label = self.label(name);
         match self.has(name) {
             true => {
-                let page = link("/destinations", &[("name", name)]);
+                let page = link("/endpoints", &[("name", name)]);
                 html! { a href=(page) title=(name) { (label) } }
             }
             false => words::name(name),

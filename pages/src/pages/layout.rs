@@ -20,7 +20,7 @@ const MENU: [(&str, &str); 9] = [
     ("/ledger", "Ledger"),
     ("/keys", "Keys"),
     ("/topics", "Topics"),
-    ("/destinations", "Destinations"),
+    ("/endpoints", "Endpoints"),
     ("/relays", "Relays"),
     ("/audit", "Acts"),
 ];
@@ -273,15 +273,15 @@ fn notice(query: &Form, config: &Config) -> Option<String> {
         ("enabled", _) => "Enabled. Relays notice within a second.".to_owned(),
         ("disabled", _) => format!("Disabled. {}", while_disabled(config)),
         ("changed", _) => "Changed. Relays notice within a second.".to_owned(),
-        ("removed", _) => "Removed. Messages that waited for the destination are not sent, and end in the ledger.".to_owned(),
-        ("sent_again", _) => "The message will be sent to this destination again.".to_owned(),
+        ("removed", _) => "Removed. Messages that waited for the endpoint are not sent, and end in the ledger.".to_owned(),
+        ("sent_again", _) => "The message will be sent to this endpoint again.".to_owned(),
         ("retried", _) => format!("{messages} due at once. If more matched, repeat the change."),
         ("many_cancelled", _) => format!("{messages} cancelled. If more matched, repeat the change."),
         ("recovered", _) => {
             format!("{messages} enqueued for this destination. If more matched, repeat the change.")
         }
-        ("no_destination", _) => {
-            "Nothing was changed: the destination does not exist, or has no such message."
+        ("no_endpoint", _) => {
+            "Nothing was changed: the endpoint does not exist, or has no such message."
                 .to_owned()
         }
         _ => return None,

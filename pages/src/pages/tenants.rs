@@ -1,10 +1,10 @@
-//! What a tenant has: its destinations, and its messages that are not delivered.
+//! What a tenant has: its endpoints, and its messages that are not delivered.
 
 use maud::{Markup, html};
 
 use super::asked::Asked;
 use super::messages::waiting;
-use super::{Refusal, Visit, dead, link, registered};
+use super::{Refusal, Visit, dead, endpoints, link};
 use crate::response::Response;
 
 /// Rows of each list. The rest is behind its link.
@@ -15,8 +15,8 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
     if id.is_empty() {
         return Err(Refusal::Invalid("Which tenant?".to_owned()));
     }
-    let asked = Asked::of(visit.form, registered::NAMES);
-    let (destinations, _) = registered::search(visit, asked, None, ROWS)?;
+    let asked = Asked::of(visit.form, endpoints::NAMES);
+    let (destinations, _) = endpoints::search(visit, asked, None, ROWS)?;
     let filter = waiting::filter(visit.form)?;
     let (waiting, waits, _) = waiting::search(visit, &filter, ROWS)?;
     let asked = Asked::of(visit.form, dead::NAMES);
@@ -26,7 +26,7 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
             h1 { "Tenant" }
             p.key { (id) }
         }
-        (panel("Registered destinations", "/destinations", id, destinations.is_empty(), &registered::rows(visit, &destinations)))
+        (panel("Endpoints", "/endpoints", id, destinations.is_empty(), &endpoints::rows(visit, &destinations)))
         (panel("Dead letters, latest first", "/dead", id, letters.is_empty(), &dead::rows(visit, &letters, false)?))
         (panel("Waiting messages, next due first", "/messages", id, waiting.rows.is_empty(), &waiting::rows(visit, &waiting.rows, &waits)?))
         @if !waiting.is_complete { p.none { "The search of waiting messages stopped after 2 s." } }

@@ -3,9 +3,9 @@
 use std::time::SystemTime;
 
 use diesel_outbox::admin::{Bulked, Place};
-use diesel_outbox::destinations::{
-    self, DeliveryCount, DeliveryDetails, DestinationError, EndpointAnswer, FailedAttempt,
-    RegisteredDestination, TestAnswer,
+use diesel_outbox::endpoints::{
+    Delivery as Delivered, DeliveryCount, DeliveryDetails, Endpoint as Row, EndpointAnswer,
+    EndpointError, FailedAttempt, TestAnswer,
 };
 use http::StatusCode;
 use schemars::JsonSchema;
@@ -99,7 +99,7 @@ impl From<Refusal> for Problem {
             Refusal::Error(error) => {
                 let problem = Self::new(status, error.public_error());
                 match error {
-                    DestinationError::Invalid(error) => problem.of_setting(error),
+                    EndpointError::Invalid(error) => problem.of_setting(error),
                     _ => problem,
                 }
             }
@@ -126,7 +126,7 @@ view! {
 
 view! {
     /// An endpoint.
-    Endpoint of (one: &RegisteredDestination) {
+    Endpoint of (one: &Row) {
         name: String = one.name.clone(),
         url: String = without_user(&one.url),
         description: Option<String> = one.description.clone(),
@@ -152,7 +152,7 @@ view! {
 
 view! {
     /// An event for an endpoint.
-    Delivery of (row: &destinations::Delivery) {
+    Delivery of (row: &Delivered) {
         message_id: Uuid = row.message_id,
         topic: String = row.topic.clone(),
         state: String = row.state.to_string(),

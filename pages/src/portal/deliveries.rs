@@ -2,9 +2,9 @@
 
 use diesel_outbox::Status;
 use diesel_outbox::admin::{Place, WaitReason};
-use diesel_outbox::destinations::{
-    Deliveries, Delivery, DeliveryDetails, DeliveryFilter, DestinationFilter, FailedAttempt, Hand,
-    RegisteredDestination,
+use diesel_outbox::endpoints::{
+    Deliveries, Delivery, DeliveryDetails, DeliveryFilter, Endpoint, EndpointFilter, FailedAttempt,
+    Hand,
 };
 use diesel_outbox::program::{Act, Cost};
 use http::StatusCode;
@@ -78,7 +78,7 @@ pub(super) fn search(
     name: &str,
     filter: &DeliveryFilter,
     limit: usize,
-) -> Result<(RegisteredDestination, Deliveries), Refusal> {
+) -> Result<(Endpoint, Deliveries), Refusal> {
     let found = own.read(|conn, own| match own.get(conn, name)? {
         Some(one) => {
             let deliveries = own.deliveries(conn, name, filter, limit)?;
@@ -96,7 +96,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let after = asked.given("after").map(str::parse::<Place>).transpose();
     let filter = filter.after(after.map_err(|_| Refusal::Invalid(|words| words.invalid_value))?);
     let own = asked.own();
-    let all = DestinationFilter::default();
+    let all = EndpointFilter::default();
     let mut endpoints = own.read(|conn, own| own.list(conn, &all, ENDPOINTS))?;
     let name = match (name, endpoints.first()) {
         ("", Some(first)) => first.name.clone(),
@@ -249,7 +249,7 @@ pub(super) fn find(
     own: Own<'_>,
     name: &str,
     id: Uuid,
-) -> Result<(RegisteredDestination, DeliveryDetails), Refusal> {
+) -> Result<(Endpoint, DeliveryDetails), Refusal> {
     let found = own.read(|conn, own| {
         let one = own.get(conn, name)?;
         Ok(one.zip(own.delivery(conn, name, id)?))

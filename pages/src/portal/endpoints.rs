@@ -1,13 +1,13 @@
-//! The endpoints of a tenant: registered destinations, and what their owner may do with them.
+//! The endpoints of a tenant: endpoints, and what their owner may do with them.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant, SystemTime};
 
 use diesel_outbox::admin::{Bulk, Bulked};
 use diesel_outbox::config::{SigningSecret, Verification};
-use diesel_outbox::destinations::{
-    DeliveryCount, DeliveryFilter, DestinationError, DestinationFilter, DestinationState,
-    EndpointAnswer, Hand, Recover, RegisteredDestination, TestAnswer,
+use diesel_outbox::endpoints::{
+    DeliveryCount, DeliveryFilter, Endpoint, EndpointAnswer, EndpointError, EndpointFilter,
+    EndpointState, Hand, Recover, TestAnswer,
 };
 use diesel_outbox::program::{self, Act, Cost};
 use http::StatusCode;
@@ -65,14 +65,14 @@ pub(super) fn page(
     own: Own<'_>,
     after: Option<String>,
     limit: usize,
-) -> Result<(Vec<RegisteredDestination>, Option<String>), Refusal> {
-    let filter = DestinationFilter::default().after(after);
+) -> Result<(Vec<Endpoint>, Option<String>), Refusal> {
+    let filter = EndpointFilter::default().after(after);
     let mut found = own.read(|conn, own| own.list(conn, &filter, limit + 1))?;
     let next = next_page(&mut found, limit, |last| last.name.clone());
     Ok((found, next))
 }
 
-pub(super) fn get(own: Own<'_>, name: &str) -> Result<RegisteredDestination, Refusal> {
+pub(super) fn get(own: Own<'_>, name: &str) -> Result<Endpoint, Refusal> {
     let found = own.read(|conn, own| own.get(conn, name))?;
     found.ok_or(Refusal::NotFound)
 }
@@ -124,7 +124,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
     Ok(asked.page(StatusCode::OK, words.endpoints, &content))
 }
 
-fn topics(asked: &Asked<'_>, one: &RegisteredDestination) -> String {
+fn topics(asked: &Asked<'_>, one: &Endpoint) -> String {
     match one.topics.iter().any(|topic| topic == "*") {
         true => asked.words.all_topics.to_owned(),
         false => one.topics.join(", "),
@@ -132,21 +132,21 @@ fn topics(asked: &Asked<'_>, one: &RegisteredDestination) -> String {
 }
 
 /// What the owner of an endpoint can do about its state. Empty: nothing.
-pub(super) fn hint(one: &RegisteredDestination, words: &Words) -> &'static str {
+pub(super) fn hint(one: &Endpoint, words: &Words) -> &'static str {
     match (one.state, one.state_by) {
-        (DestinationState::Disabled, _) => why_disabled(one, words),
+        (EndpointState::Disabled, _) => why_disabled(one, words),
         _ if one.problem.is_some() => words.why_unusable,
-        (DestinationState::Unverified, _) => words.why_not_verified,
-        (DestinationState::Paused, Some(Hand::Owner)) => words.why_paused_here,
-        (DestinationState::Paused, Some(Hand::Relay)) => words.why_paused_breaker,
-        (DestinationState::Paused, Some(Hand::Receiver)) => words.why_paused_receiver,
-        (DestinationState::Paused, _) => words.why_paused_by_us,
-        (DestinationState::Failing, _) => words.why_failing,
+        (EndpointState::Unverified, _) => words.why_not_verified,
+        (EndpointState::Paused, Some(Hand::Owner)) => words.why_paused_here,
+        (EndpointState::Paused, Some(Hand::Relay)) => words.why_paused_breaker,
+        (EndpointState::Paused, Some(Hand::Receiver)) => words.why_paused_receiver,
+        (EndpointState::Paused, _) => words.why_paused_by_us,
+        (EndpointState::Failing, _) => words.why_failing,
         _ => "",
     }
 }
 
-fn why_disabled(one: &RegisteredDestination, words: &Words) -> &'static str {
+fn why_disabled(one: &Endpoint, words: &Words) -> &'static str {
     match (
         one.state_by,
         one.state_reason.as_deref().unwrap_or_default(),
@@ -165,24 +165,24 @@ fn why_disabled(one: &RegisteredDestination, words: &Words) -> &'static str {
 }
 
 /// Why the endpoint is in its state, for its owner: what the owner has written.
-pub(super) fn reason(one: &RegisteredDestination) -> Option<String> {
+pub(super) fn reason(one: &Endpoint) -> Option<String> {
     let is_own = one.state_by == Some(Hand::Owner);
     one.state_reason.clone().filter(|_| is_own)
 }
 
 /// Whether an operator has disabled or paused the endpoint.
-fn is_of_operator(one: &RegisteredDestination) -> bool {
+fn is_of_operator(one: &Endpoint) -> bool {
     one.state_by == Some(Hand::Operator)
 }
 
-fn state(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
+fn state(asked: &Asked<'_>, one: &Endpoint) -> Markup {
     let words = asked.words;
     let (class, name) = match one.state {
-        DestinationState::Disabled => ("badge bad", words.disabled),
+        EndpointState::Disabled => ("badge bad", words.disabled),
         _ if one.problem.is_some() => ("badge bad", words.unusable),
-        DestinationState::Unverified => ("badge wait", words.not_verified),
-        DestinationState::Paused => ("badge wait", words.paused),
-        DestinationState::Failing => ("badge bad", words.failing),
+        EndpointState::Unverified => ("badge wait", words.not_verified),
+        EndpointState::Paused => ("badge wait", words.paused),
+        EndpointState::Failing => ("badge bad", words.failing),
         _ => ("badge good", words.active),
     };
     let why = hint(one, words);
@@ -310,24 +310,24 @@ fn act(asked: &Asked<'_>, name: &str, path: &str, content: &Markup) -> Markup {
 }
 
 /// What brings the endpoint back into work.
-fn first_aid(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
+fn first_aid(asked: &Asked<'_>, one: &Endpoint) -> Markup {
     let words = asked.words;
     let button = |path, label: &str| act(asked, &one.name, path, &html! { button { (label) } });
     html! {
         @if !one.is_verified() { (button("/endpoint/verify", words.verify)) }
-        @if one.state == DestinationState::Paused && !is_of_operator(one) { (button("/endpoint/resume", words.resume)) }
+        @if one.state == EndpointState::Paused && !is_of_operator(one) { (button("/endpoint/resume", words.resume)) }
         @if !one.enabled && !is_of_operator(one) { (button("/endpoint/enable", words.enable)) }
     }
 }
 
 /// All other acts, each kind in a panel of its own.
-fn actions(asked: &Asked<'_>, one: &RegisteredDestination) -> Markup {
+fn actions(asked: &Asked<'_>, one: &Endpoint) -> Markup {
     let words = asked.words;
     let form = |path, content: &Markup| act(asked, &one.name, path, content);
     let panel = |heading: &str, content: &Markup| {
         html! { section.panel { div.head { h2 { (heading) } } div.body { (content) } } }
     };
-    let is_paused = one.state == DestinationState::Paused;
+    let is_paused = one.state == EndpointState::Paused;
     // Every other pause would hold the events.
     let is_held = is_paused && one.state_by != Some(Hand::Relay);
     html! {
@@ -400,14 +400,10 @@ pub(super) fn edit(asked: &Asked<'_>) -> Result<Response, Refusal> {
 }
 
 /// The form once more, with what was written and why it was refused, if the visitor can mend it.
-fn again(
-    asked: &Asked<'_>,
-    one: Option<&RegisteredDestination>,
-    refusal: Refusal,
-) -> Result<Response, Refusal> {
+fn again(asked: &Asked<'_>, one: Option<&Endpoint>, refusal: Refusal) -> Result<Response, Refusal> {
     let written = Written::of(asked);
     let written = match refusal {
-        Refusal::FilterChanged | Refusal::Error(DestinationError::SetByOperator(_)) => {
+        Refusal::FilterChanged | Refusal::Error(EndpointError::SetByOperator(_)) => {
             written.with_filter_of(one)
         }
         Refusal::Invalid(_) | Refusal::Wrong(..) | Refusal::Condition(..) | Refusal::Error(_) => {
@@ -419,14 +415,14 @@ fn again(
 }
 
 /// The form with the same values, and room for more conditions.
-fn more(asked: &Asked<'_>, one: Option<&RegisteredDestination>) -> Response {
+fn more(asked: &Asked<'_>, one: Option<&Endpoint>) -> Response {
     form(asked, one, &Written::of(asked), None)
 }
 
 /// The form for a new endpoint, or for a change of one, with these values. `refusal`: why they were not saved.
 fn form(
     asked: &Asked<'_>,
-    one: Option<&RegisteredDestination>,
+    one: Option<&Endpoint>,
     written: &Written,
     refusal: Option<&Refusal>,
 ) -> Response {
@@ -503,7 +499,7 @@ fn form(
 /// The conditions of an endpoint, and some empty ones; or its filter as JSON.
 fn filter(
     words: &Words,
-    one: Option<&RegisteredDestination>,
+    one: Option<&Endpoint>,
     written: &Written,
     refusal: Option<&Refusal>,
 ) -> Markup {
@@ -616,7 +612,7 @@ impl Written {
     }
 
     /// The same with the filter that the endpoint has now.
-    fn with_filter_of(self, one: Option<&RegisteredDestination>) -> Self {
+    fn with_filter_of(self, one: Option<&Endpoint>) -> Self {
         let present = one.and_then(|one| one.filter.as_ref());
         Self {
             filter: None,
@@ -626,7 +622,7 @@ impl Written {
         }
     }
 
-    fn write(self, own: Own<'_>, one: &mut RegisteredDestination) -> Result<(), Refusal> {
+    fn write(self, own: Own<'_>, one: &mut Endpoint) -> Result<(), Refusal> {
         if let Some(text) = self.description {
             if text.chars().count() > LONGEST_DESCRIPTION {
                 return Err(Refusal::Wrong("description", |words| {
@@ -686,7 +682,7 @@ fn typed(asked: &Asked<'_>) -> Vec<Condition> {
 }
 
 /// A relay asks an endpoint that must be verified once its URL has changed.
-fn cost_of(one: &RegisteredDestination) -> Cost {
+fn cost_of(one: &Endpoint) -> Cost {
     match one.verification {
         Verification::None => Cost::Change,
         _ => Cost::Request,
@@ -700,8 +696,8 @@ pub(super) fn register(
 ) -> Result<(String, Option<SigningSecret>), Refusal> {
     // The endpoints of all tenants share one table, so no owner chooses names.
     let name = Uuid::now_v7().to_string();
-    let mut one = RegisteredDestination::new(&name, "");
-    one.verification = own.portal.config.registered_verification;
+    let mut one = Endpoint::new(&name, "");
+    one.verification = own.portal.config.endpoint_verification;
     // Otherwise every topic would count as chosen before.
     one.topics = match own.portal.topics.is_empty() {
         true => vec!["*".to_owned()],
@@ -709,7 +705,7 @@ pub(super) fn register(
     };
     written.write(own, &mut one)?;
     let mut secret = None;
-    own.change(Act::PutDestination, &name, cost_of(&one), |conn, to| {
+    own.change(Act::PutEndpoint, &name, cost_of(&one), |conn, to| {
         to.put(conn, &one)?;
         secret = to.secret(conn, &name)?;
         // Only what a relay would use.
@@ -741,7 +737,7 @@ pub(super) fn add(asked: &Asked<'_>) -> Result<Response, Refusal> {
 pub(super) fn write(own: Own<'_>, name: &str, written: Written) -> Result<(), Refusal> {
     let mut refused = None;
     let cost = cost_of(&get(own, name)?);
-    let done = own.change(Act::PutDestination, name, cost, |conn, to| {
+    let done = own.change(Act::PutEndpoint, name, cost, |conn, to| {
         let is_there = to.change(conn, name, |row| {
             let mut changed = row.clone();
             match written.write(own, &mut changed) {
@@ -775,7 +771,7 @@ pub(super) fn change(asked: &Asked<'_>) -> Result<Response, Refusal> {
 /// Makes a new secret. The old one signs for a day, too.
 pub(super) fn new_secret(own: Own<'_>, name: &str) -> Result<SigningSecret, Refusal> {
     let mut secret = None;
-    own.change(Act::RotateDestination, name, Cost::Change, |conn, own| {
+    own.change(Act::RotateEndpoint, name, Cost::Change, |conn, own| {
         secret = own.rotate(conn, name, OVERLAP)?;
         Ok(secret.is_some())
     })?;
@@ -814,10 +810,10 @@ fn show_secret(asked: &Asked<'_>, name: &str, secret: &str, hint: &str) -> Respo
 pub(super) fn set_enabled(own: Own<'_>, name: &str, enabled: bool) -> Result<(), Refusal> {
     match enabled {
         // Relays ask an endpoint that is not verified at once.
-        true => own.change(Act::EnableDestination, name, Cost::Request, |conn, own| {
+        true => own.change(Act::EnableEndpoint, name, Cost::Request, |conn, own| {
             own.enable(conn, name)
         }),
-        false => own.change(Act::DisableDestination, name, Cost::Change, |conn, own| {
+        false => own.change(Act::DisableEndpoint, name, Cost::Change, |conn, own| {
             own.disable(conn, name, BY_OWNER)
         }),
     }
@@ -875,7 +871,7 @@ pub(super) fn resume(asked: &Asked<'_>) -> Result<Response, Refusal> {
 }
 
 pub(super) fn delete(own: Own<'_>, name: &str) -> Result<(), Refusal> {
-    own.change(Act::RemoveDestination, name, Cost::Change, |conn, own| {
+    own.change(Act::RemoveEndpoint, name, Cost::Change, |conn, own| {
         own.remove(conn, name)
     })
 }
@@ -891,7 +887,7 @@ pub(super) fn remove(asked: &Asked<'_>) -> Result<Response, Refusal> {
 /// Asks the endpoint whether it wants messages. No connection is held meanwhile.
 pub(super) fn ask(own: Own<'_>, name: &str) -> Result<EndpointAnswer, Refusal> {
     let config = &own.portal.config;
-    let check = own.send(Act::VerifyDestination, name, |conn, own| {
+    let check = own.send(Act::VerifyEndpoint, name, |conn, own| {
         own.verify(conn, name, config)
     })?;
     let answer = check.ask();
@@ -915,7 +911,7 @@ pub(super) fn send_example(own: Own<'_>, name: &str, topic: &str) -> Result<Test
     if example.is_none() && !["", TEST].contains(&topic) {
         return Err(Refusal::Wrong("topic", |words| words.unknown_topic));
     }
-    let test = own.send(Act::TestDestination, name, |conn, own| {
+    let test = own.send(Act::TestEndpoint, name, |conn, own| {
         own.test(conn, name, config)
     })?;
     let test = match example {
@@ -994,7 +990,7 @@ pub(super) fn send_missed(
         Many::Count => LONGEST_COUNT,
     };
     let is_cut = Cell::new(false);
-    let done = own.make_many(Act::RecoverDestination, name, many, |conn, own, note| {
+    let done = own.make_many(Act::RecoverEndpoint, name, many, |conn, own, note| {
         let began = Instant::now();
         let bulk = Bulk::new(note).progress(|_| began.elapsed() < longest);
         let bulk = match many {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use diesel::{Connection, PgConnection};
 use diesel_outbox::admin::{Bulked, Note};
-use diesel_outbox::destinations::{DestinationError, Destinations};
+use diesel_outbox::endpoints::{EndpointError, Endpoints};
 use diesel_outbox::program::{self, Act, Cost};
 use diesel_outbox::{Outbox, OutboxName};
 
@@ -51,7 +51,7 @@ impl<'a> Own<'a> {
     /// Whether the answers of endpoints are shown: without the rule of public addresses, an internal server may have
     /// answered.
     pub(super) fn shows_responses(self) -> bool {
-        self.session.rights.payloads && self.portal.config.registered_public_only
+        self.session.rights.payloads && self.portal.config.endpoint_public_only
     }
 
     /// What a disabled endpoint gets, with what the ledger keeps.
@@ -66,33 +66,33 @@ impl<'a> Own<'a> {
     /// Reads.
     pub(super) fn read<T>(
         &self,
-        work: impl FnOnce(&mut PgConnection, Destinations<'_>) -> Result<T, DestinationError>,
+        work: impl FnOnce(&mut PgConnection, Endpoints<'_>) -> Result<T, EndpointError>,
     ) -> Result<T, Refusal> {
         let party = self.session.party();
         self.run(&self.portal.reads, &party, |conn, _, own| work(conn, own))
     }
 
-    /// Changes a destination, and records who did. An error undoes the change. `false` of `work`: there is no such
-    /// destination.
+    /// Changes an endpoint, and records who did. An error undoes the change. `false` of `work`: there is no such
+    /// endpoint.
     pub(super) fn change(
         &self,
         act: Act,
         name: &str,
         cost: Cost,
-        work: impl FnOnce(&mut PgConnection, Destinations<'_>) -> Result<bool, DestinationError>,
+        work: impl FnOnce(&mut PgConnection, Endpoints<'_>) -> Result<bool, EndpointError>,
     ) -> Result<(), Refusal> {
-        let work = |conn: &mut PgConnection, own: Destinations<'_>| {
+        let work = |conn: &mut PgConnection, own: Endpoints<'_>| {
             work(conn, own).map(|is_there| is_there.then_some(()))
         };
         self.act(act, name, cost, work)
     }
 
-    /// Prepares a request to an endpoint, and records who sends it. `None` of `prepare`: there is no such destination.
+    /// Prepares a request to an endpoint, and records who sends it. `None` of `prepare`: there is no such endpoint.
     pub(super) fn send<T>(
         &self,
         act: Act,
         name: &str,
-        prepare: impl FnOnce(&mut PgConnection, Destinations<'_>) -> Result<Option<T>, DestinationError>,
+        prepare: impl FnOnce(&mut PgConnection, Endpoints<'_>) -> Result<Option<T>, EndpointError>,
     ) -> Result<T, Refusal> {
         self.act(act, name, Cost::Request, prepare)
     }
@@ -103,7 +103,7 @@ impl<'a> Own<'a> {
         act: Act,
         name: &str,
         cost: Cost,
-        work: impl FnOnce(&mut PgConnection, Destinations<'_>) -> Result<Option<T>, DestinationError>,
+        work: impl FnOnce(&mut PgConnection, Endpoints<'_>) -> Result<Option<T>, EndpointError>,
     ) -> Result<T, Refusal> {
         let tenant = self.session.tenant;
         let party = self.session.party();
@@ -142,9 +142,9 @@ impl<'a> Own<'a> {
         many: Many,
         work: impl FnOnce(
             &mut PgConnection,
-            Destinations<'_>,
+            Endpoints<'_>,
             &Note,
-        ) -> Result<Option<Bulked>, DestinationError>,
+        ) -> Result<Option<Bulked>, EndpointError>,
     ) -> Result<Bulked, Refusal> {
         let (who, tenant) = (&self.session.who, self.session.tenant);
         self.run(&self.portal.changes, MANY, |conn, outbox, own| {
@@ -176,7 +176,7 @@ impl<'a> Own<'a> {
             }
             Ok(match done {
                 Ok(done) => done.ok_or(Refusal::NotFound),
-                Err(DestinationError::Database(error)) => Err(Refusal::Unavailable(error.into())),
+                Err(EndpointError::Database(error)) => Err(Refusal::Unavailable(error.into())),
                 Err(error) => Err(Refusal::Error(error)),
             })
         })?
@@ -185,7 +185,7 @@ impl<'a> Own<'a> {
     /// Records what an endpoint has answered to a request that was paid for.
     pub(super) fn record<T>(
         &self,
-        work: impl FnOnce(&mut PgConnection, Destinations<'_>) -> Result<T, DestinationError>,
+        work: impl FnOnce(&mut PgConnection, Endpoints<'_>) -> Result<T, EndpointError>,
     ) -> Result<T, Refusal> {
         let party = self.session.party();
         self.run(&self.portal.changes, &party, |conn, _, own| work(conn, own))
@@ -199,20 +199,16 @@ impl<'a> Own<'a> {
         &self,
         database: &Database,
         party: &str,
-        work: impl FnOnce(
-            &mut PgConnection,
-            &OutboxName,
-            Destinations<'_>,
-        ) -> Result<T, DestinationError>,
+        work: impl FnOnce(&mut PgConnection, &OutboxName, Endpoints<'_>) -> Result<T, EndpointError>,
     ) -> Result<T, Refusal> {
         let done = database.within(self.together, party, |conn, name| {
             let outbox = Outbox::from(name.clone());
             let all = outbox
-                .destinations()
+                .endpoints()
                 .with_keys(&self.portal.config.secret_keys);
             let own = all.of_tenant(self.session.tenant);
             match conn.transaction(|conn| work(conn, name, own)) {
-                Err(DestinationError::Database(error)) => Err(error.into()),
+                Err(EndpointError::Database(error)) => Err(error.into()),
                 done => Ok(done),
             }
         });

@@ -9,7 +9,7 @@ use super::{Finding, Findings, Severity, ago, span};
 use crate::config::Config;
 use crate::store::operate::{status, troubles};
 use crate::store::pinned::located_by_default;
-use crate::store::relay::served::{self, RefusedDestination};
+use crate::store::relay::served::{self, RefusedEndpoint};
 use crate::store::relay::{agreement, sleep_lock, topics};
 use crate::store::setup::doctor::disabled::{disabled, failing, signed_in_binary, unverified};
 use crate::store::setup::doctor::{server, snapshots, tables};
@@ -354,8 +354,8 @@ pub(super) fn agreement(conn: &mut PgConnection, config: &Config) -> QueryResult
     Ok(found.or_ok("the running relays agree on the settings that they share"))
 }
 
-pub(super) fn registered(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
-    let mut found = Findings::new("registered");
+pub(super) fn endpoints(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
+    let mut found = Findings::new("endpoints");
     if let Some(found_disabled) = disabled(conn, &config.table)? {
         let (count, name) = (found_disabled.count, found_disabled.name);
         let why = found_disabled
@@ -363,43 +363,43 @@ pub(super) fn registered(conn: &mut PgConnection, config: &Config) -> QueryResul
             .unwrap_or_else(|| "no reason is given".to_owned());
         found.warning(
             match count {
-                1 => format!("the registered destination {name} is disabled and gets no new messages: {why}"),
-                _ => format!("{count} registered destinations are disabled and get no new messages; the last, {name}: {why}"),
+                1 => format!("the endpoint {name} is disabled and gets no new messages: {why}"),
+                _ => format!("{count} endpoints are disabled and get no new messages; the last, {name}: {why}"),
             },
-            "`diesel-outbox destination list --disabled` shows them; `diesel-outbox destination enable NAME` sends again",
+            "`diesel-outbox endpoint list --disabled` shows them; `diesel-outbox endpoint enable NAME` sends again",
         );
     }
     if let Some(one) = failing(conn, &config.table)? {
         found.warning(
             match one.count {
-                1 => format!("the registered destination {} is failing", one.name),
-                count => format!("{count} registered destinations are failing; the last is {}", one.name),
+                1 => format!("the endpoint {} is failing", one.name),
+                count => format!("{count} endpoints are failing; the last is {}", one.name),
             },
-            "`diesel-outbox destination list --failing` shows them; `diesel-outbox destination deliveries NAME` shows why",
+            "`diesel-outbox endpoint list --failing` shows them; `diesel-outbox endpoint deliveries NAME` shows why",
         );
     }
     if let Some(one) = unverified(conn, &config.table)? {
         let why = one.unverified.unwrap_or_else(|| "not tried yet".to_owned());
         found.warning(
             match one.count {
-                1 => format!("the registered destination {} is not verified, and nothing is sent to it: {why}", one.name),
-                count => format!("{count} registered destinations are not verified, and nothing is sent to them; the last, {}: {why}", one.name),
+                1 => format!("the endpoint {} is not verified, and nothing is sent to it: {why}", one.name),
+                count => format!("{count} endpoints are not verified, and nothing is sent to them; the last, {}: {why}", one.name),
             },
-            "the receiver answers as its `verification` says; `diesel-outbox destination verify NAME` asks it now",
+            "the receiver answers as its `verification` says; `diesel-outbox endpoint verify NAME` asks it now",
         );
     }
-    if let Some((count, name)) = signed_in_binary(conn, &config.table, config.registered_mode)? {
+    if let Some((count, name)) = signed_in_binary(conn, &config.table, config.endpoint_mode)? {
         found.warning(
-            format!("{count} registered destinations get signed requests in binary mode, the first is {name}: the headers are not signed"),
-            "set OUTBOX_REGISTERED_MODE=structured, or the mode of the rows: `diesel-outbox destination put NAME --mode structured`",
+            format!("{count} endpoints get signed requests in binary mode, the first is {name}: the headers are not signed"),
+            "set OUTBOX_ENDPOINT_MODE=structured, or the mode of the rows: `diesel-outbox endpoint put NAME --mode structured`",
         );
     }
     let refused = served::refused(conn, &config.table)?;
     let (served, waiting): (Vec<_>, Vec<_>) = refused.into_iter().partition(|one| one.is_served);
-    let advice = "change the settings of a relay (OUTBOX_REGISTERED_HTTPS_ONLY, OUTBOX_REGISTERED_PUBLIC_ONLY, OUTBOX_REGISTERED_PORTS, OUTBOX_SECRET_KEY), or the row";
-    let example = |of: &[RefusedDestination]| {
+    let advice = "change the settings of a relay (OUTBOX_ENDPOINT_HTTPS_ONLY, OUTBOX_ENDPOINT_PUBLIC_ONLY, OUTBOX_ENDPOINT_PORTS, OUTBOX_SECRET_KEY), or the row";
+    let example = |of: &[RefusedEndpoint]| {
         let one = of.first()?;
-        let RefusedDestination {
+        let RefusedEndpoint {
             name, relay, why, ..
         } = one;
         Some(format!("for example {name}, refused by {relay}: {why}"))
@@ -407,7 +407,7 @@ pub(super) fn registered(conn: &mut PgConnection, config: &Config) -> QueryResul
     if let Some(example) = example(&waiting) {
         found.error(
             format!(
-                "no running relay serves {} registered destinations, and their messages wait (destination_refused): {example}",
+                "no running relay serves {} endpoints, and their messages wait (endpoint_refused): {example}",
                 waiting.len()
             ),
             advice,
@@ -416,11 +416,11 @@ pub(super) fn registered(conn: &mut PgConnection, config: &Config) -> QueryResul
     if let Some(example) = example(&served) {
         found.warning(
             format!(
-                "a relay does not serve {} registered destinations that other relays serve (destination_refused): {example}",
+                "a relay does not serve {} endpoints that other relays serve (endpoint_refused): {example}",
                 served.len()
             ),
             advice,
         );
     }
-    Ok(found.or_ok("no registered destination is disabled, failing, unverified or refused"))
+    Ok(found.or_ok("no endpoint is disabled, failing, unverified or refused"))
 }

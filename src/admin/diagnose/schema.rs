@@ -143,11 +143,11 @@ fn is_missing(found: &mut Findings, made: &SchemaPart, schema: &str) {
                 made.name,
                 consequence(&made.name)
             ),
-            match made.name.starts_with("outbox_destination_most") {
+            match made.name.starts_with("outbox_endpoint_most") {
                 true => format!(
-                    "SELECT outbox_destination_limit('{}.{}', 1000)",
+                    "SELECT outbox_endpoint_limit('{}.{}', 1000)",
                     schema.trim_matches('"'),
-                    made.table_name.trim_end_matches("_destination")
+                    made.table_name.trim_end_matches("_endpoint")
                 ),
                 false => made
                     .definition
@@ -168,18 +168,18 @@ fn consequence(trigger: &str) -> &'static str {
         "outbox_address" => {
             "a message may reach another destination that got the name of a removed one"
         }
-        "outbox_destination_wake" => "changes of registered destinations do not wake relays",
-        "outbox_destination_changes" => "relays do not see changes of registered destinations",
-        "outbox_destination_gone" => "messages of a removed destination stay in the outbox",
-        "outbox_destination_emptied" => {
+        "outbox_endpoint_wake" => "changes of endpoints do not wake relays",
+        "outbox_endpoint_changes" => "relays do not see changes of endpoints",
+        "outbox_endpoint_gone" => "messages of a removed destination stay in the outbox",
+        "outbox_endpoint_emptied" => {
             "messages of destinations that TRUNCATE removes stay in the outbox"
         }
-        "outbox_destination_there" => {
+        "outbox_endpoint_there" => {
             "messages that name a destination that was removed and registered again end unsent"
         }
-        "outbox_destination_changed" => "relays see changed destinations ten minutes later",
-        "outbox_destination_most" | "outbox_destination_most_moved" => {
-            "nothing limits the registered destinations of a tenant"
+        "outbox_endpoint_changed" => "relays see changed destinations ten minutes later",
+        "outbox_endpoint_most" | "outbox_endpoint_most_moved" => {
+            "nothing limits the endpoints of a tenant"
         }
         _ => "messages that break this rule are not refused",
     }

@@ -15,8 +15,8 @@ words! {
         Retry = "retry",
         /// The message is dead-lettered at once.
         Dead = "dead",
-        /// The message waits, and the destination is paused until it is resumed. A new URL or enabling ends the pause of a
-        /// registered destination, too.
+        /// The message waits, and the destination is paused until it is resumed. A new URL or enabling ends the pause of an
+        /// endpoint, too.
         Pause = "pause",
     }
 }

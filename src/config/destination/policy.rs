@@ -1,7 +1,7 @@
 //! The delivery policy of a destination: limits, retries, and what responses mean.
 //!
 //! An option is written in this file: a field of [`DeliveryPolicy`], a row of [`PolicyOption::ALL`], and its range
-//! in [`DeliveryPolicy::check`]. `outbox.toml`, the table `outbox_destination`, the commands and the pages read the rows.
+//! in [`DeliveryPolicy::check`]. `outbox.toml`, the table `outbox_endpoint`, the commands and the pages read the rows.
 //! An option that makes sense for handlers in the process has a setter of `Handlers`, too.
 
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use self::Place::{Configured, Registered};
+use self::Place::{Configured, Endpoint};
 use super::{Breaker, Class, Classes, Mode, OnDead, Rate, Wrong, count_within, long_enough, wrong};
 use crate::backoff::Backoff;
 use crate::config::section::Section;
@@ -18,19 +18,19 @@ use crate::config::text::{words, written};
 use crate::config::values::{count, duration, number, parsed, wrong_type};
 use crate::config_error::ConfigError;
 
-/// The limits and the delivery policy of a destination: configured or registered.
+/// The limits and the delivery policy of a destination: configured, or an endpoint.
 ///
 /// A field that is `None` has its default: see [the settings](crate::guide::settings).
 ///
 /// ```
 /// use diesel_outbox::Destination;
 /// use diesel_outbox::config::OnDead;
-/// use diesel_outbox::destinations::RegisteredDestination;
+/// use diesel_outbox::endpoints::Endpoint;
 ///
 /// let mut billing = Destination::new("billing", "https://billing.example/events")?;
 /// billing.policy.max_attempts = Some(10);
 /// billing.policy.on_dead = Some(OnDead::Block);
-/// let mut hook = RegisteredDestination::new("acme", "https://acme.example/hooks");
+/// let mut hook = Endpoint::new("acme", "https://acme.example/hooks");
 /// hook.policy = billing.policy.clone();
 /// assert_eq!(hook.policy.max_attempts, Some(10));
 /// # Ok::<(), diesel_outbox::ConfigError>(())
@@ -38,22 +38,22 @@ use crate::config_error::ConfigError;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct DeliveryPolicy {
-    /// The CloudEvents mode of requests. `None`: `OUTBOX_MODE`, for a registered destination
-    /// `OUTBOX_REGISTERED_MODE`.
+    /// The CloudEvents mode of requests. `None`: `OUTBOX_MODE`, for an endpoint
+    /// `OUTBOX_ENDPOINT_MODE`.
     pub mode: Option<Mode>,
-    /// The time limit of one send. `None`: `OUTBOX_SEND_TIMEOUT`, for a registered destination
-    /// `OUTBOX_REGISTERED_TIMEOUT`.
+    /// The time limit of one send. `None`: `OUTBOX_SEND_TIMEOUT`, for an endpoint
+    /// `OUTBOX_ENDPOINT_TIMEOUT`.
     pub timeout: Option<Duration>,
-    /// The number of concurrent sends, 1 to 1024: sender threads. `None`: `OUTBOX_CONCURRENCY`. Registered destinations
+    /// The number of concurrent sends, 1 to 1024: sender threads. `None`: `OUTBOX_CONCURRENCY`. Endpoints
     /// share threads: 1 to 64 sends, 4 by default.
     pub concurrency: Option<usize>,
-    /// The rate limit in requests per second. `None`: no limit. Each relay counts its own; the limit of a registered
-    /// destination is for all relays together.
+    /// The rate limit in requests per second. `None`: no limit. Each relay counts its own; the limit of an
+    /// endpoint is for all relays together.
     pub rate: Option<Rate>,
-    /// Failed attempts after which a message is dead-lettered, at least 1. `None`: `OUTBOX_MAX_ATTEMPTS`, for a
-    /// registered destination `OUTBOX_REGISTERED_MAX_ATTEMPTS`.
+    /// Failed attempts after which a message is dead-lettered, at least 1. `None`: `OUTBOX_MAX_ATTEMPTS`, for an
+    /// endpoint `OUTBOX_ENDPOINT_MAX_ATTEMPTS`.
     pub max_attempts: Option<u32>,
-    /// The delay between attempts. `None`: `OUTBOX_BACKOFF`, for a registered destination `OUTBOX_REGISTERED_BACKOFF`.
+    /// The delay between attempts. `None`: `OUTBOX_BACKOFF`, for an endpoint `OUTBOX_ENDPOINT_BACKOFF`.
     pub backoff: Option<Backoff>,
     /// Whether later messages with the ordering key of a dead letter are sent or wait. `None`: `OUTBOX_ON_DEAD`.
     pub on_dead: Option<OnDead>,
@@ -95,7 +95,7 @@ impl Default for DeliveryPolicy {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct PolicyOption {
-    /// The name: a field of the policy, a key of `outbox.toml` and, for registered destinations, a column or a key of
+    /// The name: a field of the policy, a key of `outbox.toml` and, for endpoints, a column or a key of
     /// the column `policy`.
     pub name: &'static str,
     /// The name of the value in `--help`.
@@ -115,11 +115,11 @@ pub struct PolicyOption {
 enum Place {
     /// Configured destinations only.
     Configured,
-    /// Registered ones, too, with this default. They have the option in a column of its own, or in `policy`.
-    Registered(&'static str, Stored),
+    /// Endpoints, too, with this default. They have the option in a column of its own, or in `policy`.
+    Endpoint(&'static str, Stored),
 }
 
-/// Where the table of registered destinations has an option.
+/// Where the table of endpoints has an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stored {
     Column,
@@ -157,7 +157,7 @@ impl DeliveryPolicy {
         Ok(())
     }
 
-    /// Reads the column `policy` of a registered destination.
+    /// Reads the column `policy` of an endpoint.
     pub(crate) fn read_column(&mut self, json: &str) -> Result<(), ConfigError> {
         // The parser's own error would show a part of the text.
         let not_json = |_| ConfigError::new("policy", "not a JSON object");
@@ -166,7 +166,7 @@ impl DeliveryPolicy {
         self.read(&mut Section::new("policy".to_owned(), value, &known)?)
     }
 
-    /// The column `policy` of a registered destination.
+    /// The column `policy` of an endpoint.
     pub(crate) fn column(&self) -> Option<String> {
         let set =
             of_column().filter_map(|option| Some((option.name.to_owned(), option.value(self)?)));
@@ -216,18 +216,18 @@ fn of_column() -> impl Iterator<Item = &'static PolicyOption> {
 }
 
 impl PolicyOption {
-    /// All options. A row is: field, value, default, default and place of registered destinations, reader, help.
+    /// All options. A row is: field, value, default, default and place of endpoints, reader, help.
     #[rustfmt::skip]
     pub const ALL: &'static [Self] = &[
-        option!(mode, "MODE", "OUTBOX_MODE", Registered("OUTBOX_REGISTERED_MODE", Stored::Column),
+        option!(mode, "MODE", "OUTBOX_MODE", Endpoint("OUTBOX_ENDPOINT_MODE", Stored::Column),
             parsed("expected binary, structured or batched", Mode::read),
             "CloudEvents mode of requests: binary, structured or batched"),
-        option!(timeout, "DURATION", "OUTBOX_SEND_TIMEOUT", Registered("OUTBOX_REGISTERED_TIMEOUT", Stored::Column), duration,
+        option!(timeout, "DURATION", "OUTBOX_SEND_TIMEOUT", Endpoint("OUTBOX_ENDPOINT_TIMEOUT", Stored::Column), duration,
             "Time limit of one send"),
-        option!(concurrency, "COUNT", "OUTBOX_CONCURRENCY", Registered("4", Stored::Column), count_or_text::<usize>,
-            "Maximum number of concurrent sends per relay, 1 to 1024 (registered: 1 to 64)"),
-        option!(rate, "RATE", "", Registered("", Stored::Column), rate,
-            "Rate limit such as 10/s, 600/min or 100/h; of a registered destination: for all relays together"),
+        option!(concurrency, "COUNT", "OUTBOX_CONCURRENCY", Endpoint("4", Stored::Column), count_or_text::<usize>,
+            "Maximum number of concurrent sends per relay, 1 to 1024 (endpoints: 1 to 64)"),
+        option!(rate, "RATE", "", Endpoint("", Stored::Column), rate,
+            "Rate limit such as 10/s, 600/min or 100/h; of an endpoint: for all relays together"),
         PolicyOption {
             name: "burst", value_name: "COUNT", default: "a tenth of rate, at least 1", place: Configured,
             help: "Requests sent at once after an idle time",
@@ -243,20 +243,20 @@ impl PolicyOption {
                 Some(rate.burst.into())
             },
         },
-        option!(max_attempts, "COUNT", "OUTBOX_MAX_ATTEMPTS", Registered("OUTBOX_REGISTERED_MAX_ATTEMPTS", Stored::Policy), count_or_text::<u32>,
+        option!(max_attempts, "COUNT", "OUTBOX_MAX_ATTEMPTS", Endpoint("OUTBOX_ENDPOINT_MAX_ATTEMPTS", Stored::Policy), count_or_text::<u32>,
             "Failed attempts after which a message is dead-lettered"),
-        option!(backoff, "BACKOFF", "OUTBOX_BACKOFF", Registered("OUTBOX_REGISTERED_BACKOFF", Stored::Policy),
+        option!(backoff, "BACKOFF", "OUTBOX_BACKOFF", Endpoint("OUTBOX_ENDPOINT_BACKOFF", Stored::Policy),
             parsed("expected exponential(base, cap) or a table 5s,10s,20s", Backoff::from_str),
             "Delay between attempts: exponential(base, cap), or a table 5s,10s,20s"),
-        option!(on_dead, "WORD", "OUTBOX_ON_DEAD", Registered("OUTBOX_ON_DEAD", Stored::Policy),
+        option!(on_dead, "WORD", "OUTBOX_ON_DEAD", Endpoint("OUTBOX_ON_DEAD", Stored::Policy),
             parsed("expected continue or block", OnDead::read),
             "Whether later messages with the ordering key of a dead letter are sent or wait: continue or block"),
-        option!(expires_after, "DURATION", "", Registered("", Stored::Policy), duration,
+        option!(expires_after, "DURATION", "", Endpoint("", Stored::Policy), duration,
             "How long after it became due a message expires (EXPIRED)"),
-        option!(key_run, "COUNT", "1", Registered("1", Stored::Policy), count_or_text::<usize>,
+        option!(key_run, "COUNT", "1", Endpoint("1", Stored::Policy), count_or_text::<usize>,
             "Messages of an ordering key that are claimed, sent in turn and settled together, 1 to 500"),
         option!(classes, "CLASSES", "400=dead 410=pause 413=dead 415=dead 422=dead",
-            Registered("400=dead 410=pause 413=dead 415=dead 422=dead", Stored::Policy), classes,
+            Endpoint("400=dead 410=pause 413=dead 415=dead 422=dead", Stored::Policy), classes,
             "Meaning of 4xx responses, such as 404=dead 401=pause: retry, dead or pause"),
         option!(retry_after_cap, "DURATION", "1h", Configured, duration,
             "Longest wait that Retry-After may ask for"),
@@ -269,7 +269,7 @@ impl PolicyOption {
         Self::ALL.iter().find(|option| option.name == name)
     }
 
-    /// Whether the table of registered destinations has the option in its column `policy`.
+    /// Whether the table of endpoints has the option in its column `policy`.
     pub(crate) fn is_of_column(&self) -> bool {
         self.stored() == Some(Stored::Policy)
     }
@@ -289,24 +289,24 @@ impl PolicyOption {
         }
     }
 
-    /// The options of registered destinations.
-    pub fn of_registered() -> impl Iterator<Item = &'static Self> {
+    /// The options of endpoints.
+    pub fn of_endpoints() -> impl Iterator<Item = &'static Self> {
         Self::ALL.iter().filter(|option| option.stored().is_some())
     }
 
-    /// The default of a registered destination: a value, or the setting that has it. `None`: registered destinations do
+    /// The default of an endpoint: a value, or the setting that has it. `None`: endpoints do
     /// not have the option.
     pub fn registered_default(&self) -> Option<&'static str> {
         match self.place {
             Configured => None,
-            Registered(default, _) => Some(default),
+            Endpoint(default, _) => Some(default),
         }
     }
 
     fn stored(&self) -> Option<Stored> {
         match self.place {
             Configured => None,
-            Registered(_, stored) => Some(stored),
+            Endpoint(_, stored) => Some(stored),
         }
     }
 
@@ -547,18 +547,18 @@ mod tests {
             assert_eq!(policy, cleared);
         }
         let concurrency = PolicyOption::named("concurrency").expect("an option");
-        let of_registered = crate::config::Config::default().for_registered();
+        let of_endpoints = crate::config::Config::default().for_endpoints();
         assert_eq!(
             concurrency.registered_default(),
-            Some(of_registered.concurrency.to_string().as_str())
+            Some(of_endpoints.concurrency.to_string().as_str())
         );
     }
 
     /// Flags have text only.
     #[test]
-    fn each_option_of_registered_destinations_is_read_from_its_text() {
+    fn each_option_of_endpoints_is_read_from_its_text() {
         let (full, mut read) = (full(), DeliveryPolicy::default());
-        for option in PolicyOption::of_registered() {
+        for option in PolicyOption::of_endpoints() {
             let text = option.text(&full).expect(option.name);
             option.set(&mut read, option.name, text).expect(option.name);
             assert_eq!(option.value(&read), option.value(&full));

@@ -1,19 +1,19 @@
-//! How the endpoint of a registered destination shows that it wants messages.
+//! How an endpoint shows that it wants messages.
 
 use crate::words::words;
 
 words! {
     setting:
-    /// How the endpoint of a registered destination shows that it wants messages, before the first is sent.
+    /// How an endpoint shows that it wants messages, before the first is sent.
     ///
     /// Until then, messages wait. With a variant that skips, the destination gets no messages until then, as if it were
     /// disabled.
     ///
     /// ```
     /// use diesel_outbox::config::Verification;
-    /// use diesel_outbox::destinations::RegisteredDestination;
+    /// use diesel_outbox::endpoints::Endpoint;
     ///
-    /// let mut hook = RegisteredDestination::new("acme", "https://acme.example/hooks");
+    /// let mut hook = Endpoint::new("acme", "https://acme.example/hooks");
     /// hook.verification = Verification::Challenge;
     /// assert!(!hook.is_verified());
     /// ```

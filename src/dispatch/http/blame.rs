@@ -3,7 +3,7 @@
 //! | whose | outcome |
 //! |---|---|
 //! | this machine: descriptors, ports, memory, its network | the message waits, and no attempt is counted |
-//! | this relay: only its settings refuse the addresses of a registered destination | the message waits, and no attempt is counted |
+//! | this relay: only its settings refuse the addresses of an endpoint | the message waits, and no attempt is counted |
 //! | the proxy: unreachable, refuses the credentials, is none | the message waits, and no attempt is counted |
 //! | the destination: everything else, also what the proxy says about it | a failed attempt |
 //! | the message: it cannot be sent to any receiver | a dead letter |
@@ -301,7 +301,7 @@ mod tests {
         let private = SocketAddr::from(([10, 0, 0, 1], 80));
         let metadata = SocketAddr::from(([169, 254, 169, 254], 80));
         let error = |public_only, addresses: &[SocketAddr]| {
-            let egress = Egress::Registered { public_only };
+            let egress = Egress::Endpoint { public_only };
             own((egress.filter("shop.example", addresses)).expect_err("refused addresses"))
         };
         for addresses in [&[private][..], &[metadata, private]] {

@@ -22,8 +22,8 @@ pub(super) enum Egress {
     NoMetadata,
     /// Public addresses, and addresses in the allowed networks.
     Public { allow: Vec<IpNet> },
-    /// The addresses of a registered destination, which has no allowed networks.
-    Registered { public_only: bool },
+    /// The addresses of an endpoint, which has no allowed networks.
+    Endpoint { public_only: bool },
 }
 
 impl Egress {
@@ -39,9 +39,9 @@ impl Egress {
         }
     }
 
-    pub(super) fn of_registered(config: &Config) -> Self {
-        Self::Registered {
-            public_only: config.registered_public_only,
+    pub(super) fn of_endpoints(config: &Config) -> Self {
+        Self::Endpoint {
+            public_only: config.endpoint_public_only,
         }
     }
 
@@ -49,9 +49,9 @@ impl Egress {
     pub(super) fn refusal(&self, address: IpAddr) -> Option<&'static str> {
         match self {
             Self::Any => None,
-            Self::NoMetadata | Self::Registered { public_only: false } => metadata(address),
+            Self::NoMetadata | Self::Endpoint { public_only: false } => metadata(address),
             Self::Public { allow } if allow.iter().any(|net| net.contains(&address)) => None,
-            Self::Public { .. } | Self::Registered { public_only: true } => {
+            Self::Public { .. } | Self::Endpoint { public_only: true } => {
                 metadata(address).or_else(|| special(address))
             }
         }
@@ -106,9 +106,9 @@ impl Egress {
         Err(ConfigError::new(key, blocked.to_string()))
     }
 
-    /// Whether a relay with other settings may send to this refused address of a registered destination.
+    /// Whether a relay with other settings may send to this refused address of an endpoint.
     fn leaves_to_others(&self, address: IpAddr) -> bool {
-        matches!(self, Self::Registered { public_only: true }) && metadata(address).is_none()
+        matches!(self, Self::Endpoint { public_only: true }) && metadata(address).is_none()
     }
 
     fn blocked(&self, host: &str, address: IpAddr, family: &'static str) -> Blocked {
@@ -123,8 +123,8 @@ impl Egress {
                     "allowed are public addresses and networks in `allow`, or any address with `internal = true`"
                 }
                 Self::Any | Self::NoMetadata => "allowed only with `internal = true`",
-                Self::Registered { .. } => {
-                    "registered destinations must have public addresses (`OUTBOX_REGISTERED_PUBLIC_ONLY`)"
+                Self::Endpoint { .. } => {
+                    "endpoints must have public addresses (`OUTBOX_ENDPOINT_PUBLIC_ONLY`)"
                 }
             },
         }
@@ -138,7 +138,7 @@ pub(super) struct Blocked {
     family: &'static str,
     /// The resolved name, if the URL holds a name.
     of: Option<String>,
-    /// Whether only a setting of this relay refuses an address of a registered destination: another relay may send.
+    /// Whether only a setting of this relay refuses an address of an endpoint: another relay may send.
     pub(super) is_for_others: bool,
     cure: &'static str,
 }
@@ -195,7 +195,7 @@ mod tests {
 
     /// R46
     #[test]
-    fn registered_destinations_never_have_metadata_addresses() {
+    fn endpoints_never_have_metadata_addresses() {
         for (public_only, address, is_refused) in [
             (true, "10.0.0.1", true),
             (true, "8.8.8.8", false),
@@ -203,10 +203,10 @@ mod tests {
             (false, "169.254.169.254", true),
         ] {
             let config = Config {
-                registered_public_only: public_only,
+                endpoint_public_only: public_only,
                 ..Config::default()
             };
-            let refusal = Egress::of_registered(&config).refusal(ip(address));
+            let refusal = Egress::of_endpoints(&config).refusal(ip(address));
             assert_eq!(refusal.is_some(), is_refused, "{public_only}, {address}");
         }
     }

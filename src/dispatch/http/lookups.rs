@@ -34,9 +34,9 @@ const PATIENCE: Duration = Duration::from_millis(250);
 const OLDEST: Duration = Duration::from_secs(3600);
 /// The most names to keep, as destinations come and go. Only recent results may exceed this number.
 const MOST_KEPT: usize = 20_000;
-/// The most threads for configured and for registered destinations. A hanging lookup takes about 10 s.
+/// The most threads for configured destinations and for endpoints. A hanging lookup takes about 10 s.
 pub(super) const THREADS: usize = 4;
-pub(super) const THREADS_OF_REGISTERED: usize = 32;
+pub(super) const THREADS_OF_ENDPOINTS: usize = 32;
 /// The threads are divided into this many parts. Names whose last lookup failed get at most [`OF_FAILED`] parts, and
 /// together with names that have never been resolved at most [`OF_DOUBTFUL`].
 const PARTS: usize = 4;
@@ -481,7 +481,7 @@ mod tests {
     /// R46: a thousand names of one domain, looked up by as many senders as a relay has for new destinations.
     #[test]
     fn hanging_names_of_a_domain_delay_no_new_name_of_another() {
-        let (lookups, release) = hanging(THREADS_OF_REGISTERED);
+        let (lookups, release) = hanging(THREADS_OF_ENDPOINTS);
         let is_stopping = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for sender in 0..48 {
@@ -495,7 +495,7 @@ mod tests {
                 });
             }
             let until = Instant::now() + SOON;
-            while lookups.shared.in_flight().running < THREADS_OF_REGISTERED / 2 {
+            while lookups.shared.in_flight().running < THREADS_OF_ENDPOINTS / 2 {
                 assert!(
                     Instant::now() < until,
                     "the hanging names get half of the threads"
@@ -511,7 +511,7 @@ mod tests {
             is_stopping.store(true, Ordering::Relaxed);
         });
         let in_flight = lookups.shared.in_flight();
-        assert_eq!(in_flight.running, THREADS_OF_REGISTERED / 2);
+        assert_eq!(in_flight.running, THREADS_OF_ENDPOINTS / 2);
         assert_eq!(in_flight.queue.len(), 0, "nobody waits for these names");
         drop(in_flight);
         drop(release);

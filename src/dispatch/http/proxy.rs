@@ -86,8 +86,8 @@ impl Via {
         };
         let key = match &destination.proxy {
             Some(_) => format!("destinations.{}.proxy", destination.name),
-            None if config.registered_proxy.as_ref() == Some(&config.proxy) => {
-                "OUTBOX_REGISTERED_PROXY".to_owned()
+            None if config.endpoint_proxy.as_ref() == Some(&config.proxy) => {
+                "OUTBOX_ENDPOINT_PROXY".to_owned()
             }
             None => "OUTBOX_PROXY".to_owned(),
         };
@@ -96,13 +96,13 @@ impl Via {
             .map_err(|reason| ConfigError::new(key, reason))
     }
 
-    /// Checks the proxy of registered destinations.
-    pub(super) fn check_registered(config: &Config) -> Result<(), ConfigError> {
-        let Some(Proxy::Via(url)) = &config.registered_proxy else {
+    /// Checks the proxy of endpoints.
+    pub(super) fn check_endpoints(config: &Config) -> Result<(), ConfigError> {
+        let Some(Proxy::Via(url)) = &config.endpoint_proxy else {
             return Ok(());
         };
         let checked = Self::check(url).map(drop);
-        checked.map_err(|reason| ConfigError::new("OUTBOX_REGISTERED_PROXY", reason))
+        checked.map_err(|reason| ConfigError::new("OUTBOX_ENDPOINT_PROXY", reason))
     }
 
     /// Checks the URL of a proxy, and returns its credentials.

@@ -15,7 +15,7 @@ use super::credentials::{basic, without_user};
 use super::egress::Egress;
 use super::form;
 use super::lines::{IDLE_AGE, Line, Lines, Reuse, Sharing, Watch};
-use super::lookups::{Lookup, Lookups, THREADS, THREADS_OF_REGISTERED, Times};
+use super::lookups::{Lookup, Lookups, THREADS, THREADS_OF_ENDPOINTS, Times};
 use super::proxy::{AbsoluteForm, FirstHop, QUICKLY, Via};
 use super::resolver::FirstAddress;
 use super::shortage::Shortage;
@@ -71,7 +71,7 @@ enum Reads {
     Whole,
 }
 
-/// Who may see what a response holds, besides its status. The owner of a registered destination could read the responses of
+/// Who may see what a response holds, besides its status. The owner of an endpoint could read the responses of
 /// servers inside the network otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ShownTo {
@@ -139,9 +139,9 @@ impl Common {
         }
     }
 
-    /// The state of registered destinations. They share agents, because all have the same TLS settings.
+    /// The state of endpoints. They share agents, because all have the same TLS settings.
     pub(super) fn shared(lookup: Box<Lookup>) -> Self {
-        let lookups = Lookups::new(lookup, THREADS_OF_REGISTERED, Times::default());
+        let lookups = Lookups::new(lookup, THREADS_OF_ENDPOINTS, Times::default());
         Self {
             lookups: Arc::new(lookups),
             tls: TlsSettings::default(),
@@ -154,11 +154,11 @@ impl Common {
     }
 }
 
-/// Checks what no relay can use as the URL of a registered destination, whatever its settings.
+/// Checks what no relay can use as the URL of an endpoint, whatever its settings.
 pub(super) fn check_for_all(destination: &Destination, config: &Config) -> Result<(), ConfigError> {
     address_of(destination)?;
     // No setting allows link-local and metadata addresses.
-    let egress = Egress::Registered { public_only: false };
+    let egress = Egress::Endpoint { public_only: false };
     egress.check_literal(destination, config)
 }
 
@@ -189,7 +189,7 @@ impl Target {
         let (uri, authorization) = address_of(&destination)?;
         let egress = match common.sharing {
             None => Egress::of(&destination, config),
-            Some(_) => Egress::of_registered(config),
+            Some(_) => Egress::of_endpoints(config),
         };
         egress.check_literal(&destination, config)?;
         let via = Via::of(&destination, config)?;
@@ -246,7 +246,7 @@ impl Target {
             reads: Reads::Beginning,
             shown_to: match (common.sharing.is_some(), has_proxy) {
                 (true, true) => ShownTo::Nobody,
-                (true, false) if !config.registered_public_only => ShownTo::Operators,
+                (true, false) if !config.endpoint_public_only => ShownTo::Operators,
                 _ => ShownTo::Everybody,
             },
         })

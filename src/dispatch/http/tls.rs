@@ -151,25 +151,25 @@ fn is_readable(certificate: &CertificateDer<'static>) -> Result<(), rustls::Erro
     RootCertStore::empty().add(certificate.clone())
 }
 
-/// The TLS settings of registered destinations.
-pub(super) fn of_registered(config: &Config) -> config::Tls {
+/// The TLS settings of endpoints.
+pub(super) fn of_endpoints(config: &Config) -> config::Tls {
     config::Tls {
-        client_cert_file: config.registered_client_cert_file.clone(),
-        client_key_file: config.registered_client_key_file.clone(),
+        client_cert_file: config.endpoint_client_cert_file.clone(),
+        client_key_file: config.endpoint_client_key_file.clone(),
         ..config::Tls::default()
     }
 }
 
-/// Checks the client certificate for registered destinations.
-pub(super) fn check_registered(config: &Config) -> Result<(), ConfigError> {
+/// Checks the client certificate for endpoints.
+pub(super) fn check_endpoints(config: &Config) -> Result<(), ConfigError> {
     let Some(provider) = provider() else {
         return Ok(());
     };
-    let checked = identity(&of_registered(config), &provider).map(drop);
+    let checked = identity(&of_endpoints(config), &provider).map(drop);
     checked.map_err(|(key, reason)| {
         let setting = match key {
-            "tls.client_key_file" => "OUTBOX_REGISTERED_CLIENT_KEY_FILE",
-            _ => "OUTBOX_REGISTERED_CLIENT_CERT_FILE",
+            "tls.client_key_file" => "OUTBOX_ENDPOINT_CLIENT_KEY_FILE",
+            _ => "OUTBOX_ENDPOINT_CLIENT_CERT_FILE",
         };
         ConfigError::new(setting, reason)
     })

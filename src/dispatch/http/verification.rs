@@ -11,9 +11,9 @@ use uuid::Uuid;
 
 use super::form::origin;
 use super::target::Answer;
-use super::{Customers, Place, response};
+use super::{EndpointClients, Place, response};
 use crate::config::{Destination, Rate};
-use crate::dispatch::{CustomerError, Failure, NotVerified, Outcome, caught};
+use crate::dispatch::{EndpointRefusal, Failure, NotVerified, Outcome, caught};
 use crate::message::Message;
 use crate::status::{NO_CHALLENGE, ReasonCode};
 
@@ -28,12 +28,12 @@ pub(crate) struct Verifier {
     origin: String,
 }
 
-impl Customers {
+impl EndpointClients {
     pub(crate) fn verifier(
         &self,
         destination: Destination,
         tenant_id: Option<Uuid>,
-    ) -> Result<Verifier, CustomerError> {
+    ) -> Result<Verifier, EndpointRefusal> {
         let place = self.place(destination)?;
         Ok(Verifier {
             place: Place {

@@ -7,7 +7,7 @@ use metrics::gauge;
 
 use super::RelayBuilder;
 use crate::config::{Config, ConfigError};
-use crate::dispatch::{Customers, HttpDispatcher};
+use crate::dispatch::{EndpointClients, HttpDispatcher};
 use crate::handlers::{Connections, Group, HandlerError, Pooled, inbox_of};
 use crate::metrics::POOL_IN_USE;
 use crate::relay::StartError;
@@ -18,7 +18,7 @@ use crate::routes::Serves;
 use crate::store::relay::connection::Manager;
 
 /// The error for a relay that has nowhere to send messages.
-const NOTHING_TO_SEND_TO: &str = "nothing can be sent: set OUTBOX_URL, or add destinations and routes to outbox.toml (OUTBOX_CONFIG). In a program, RelayBuilder also takes destinations, handlers or a dispatcher. If all destinations are registered in the database, set OUTBOX_REGISTERED_THREADS";
+const NOTHING_TO_SEND_TO: &str = "nothing can be sent: set OUTBOX_URL, or add destinations and routes to outbox.toml (OUTBOX_CONFIG). In a program, RelayBuilder also takes destinations, handlers or a dispatcher. If all destinations are registered in the database, set OUTBOX_ENDPOINT_THREADS";
 
 impl RelayBuilder {
     /// Checks the settings and assembles the parts. An error names each setting as the programmer wrote it.
@@ -40,22 +40,22 @@ impl RelayBuilder {
         config.validate()?;
         // With configured destinations, the dispatcher sends only the messages of those destinations.
         config.takes_rest = self.dispatcher.is_some() && config.all_destinations().is_empty();
-        let is_nothing = Serves::new(&config).is_nothing() && !config.expects_registered;
+        let is_nothing = Serves::new(&config).is_nothing() && !config.expects_endpoints;
         if config.enabled && is_nothing {
             return Err(ConfigError::new("OUTBOX_URL", NOTHING_TO_SEND_TO).into());
         }
         let is_http = self.dispatcher.is_none();
-        let serves_registered = is_http && config.registered_threads > 0;
+        let serves_endpoints = is_http && config.endpoint_threads > 0;
         let (urls, rest) = match self.dispatcher {
             None => (HttpDispatcher::of_each(&config)?, None),
             Some(own) if config.takes_rest => (Vec::new(), Some(own)),
             Some(own) => (vec![own; config.all_destinations().len()], None),
         };
-        // A relay that sends to no registered destination knows them all the same, so that their messages get rows for
+        // A relay that sends to no endpoint knows them all the same, so that their messages get rows for
         // another relay. An application's own dispatcher for all topics takes every message.
-        let customers = (!config.takes_rest).then(|| match serves_registered {
-            true => Customers::new(config.for_registered()),
-            false => Customers::none(config.for_registered()),
+        let customers = (!config.takes_rest).then(|| match serves_endpoints {
+            true => EndpointClients::new(config.for_endpoints()),
+            false => EndpointClients::none(config.for_endpoints()),
         });
         let customers = customers.map(Arc::new);
         let pool = self.connections.unwrap_or_else(|| Arc::new(no_pool));

@@ -35,8 +35,8 @@ setters! {
     /// than twice the longest send. Defaults to 60 s.
     "OUTBOX_LEASE": lease(lease: Duration);
 
-    /// Sets the keys that encrypt the secrets of registered destinations in the database. See
-    /// [`Destinations::with_keys`](crate::destinations::Destinations::with_keys). Defaults to none.
+    /// Sets the keys that encrypt the secrets of endpoints in the database. See
+    /// [`Endpoints::with_keys`](crate::endpoints::Endpoints::with_keys). Defaults to none.
     ///
     /// If no key decrypts a destination's secret, the relay sends nothing there, and the messages wait.
     ///
@@ -64,15 +64,15 @@ setters! {
     ///
     /// | topic | when | payload, beside `destination` and `tenant_id` |
     /// |---|---|---|
-    /// | `outbox.destination.failing` | a registered destination fails, and no send has succeeded for ten minutes | `failing_since`, `reason` |
-    /// | `outbox.destination.recovered` | the next success of a failing destination | `failing_since` |
-    /// | `outbox.destination.paused` | a relay has paused a destination until it is resumed | `reason` |
-    /// | `outbox.destination.disabled` | a relay has disabled a registered destination | `reason` |
+    /// | `outbox.endpoint.failing` | an endpoint fails, and no send has succeeded for ten minutes | `failing_since`, `reason` |
+    /// | `outbox.endpoint.recovered` | the next success of a failing destination | `failing_since` |
+    /// | `outbox.endpoint.paused` | a relay has paused a destination until it is resumed | `reason` |
+    /// | `outbox.endpoint.disabled` | a relay has disabled an endpoint | `reason` |
     /// | `outbox.breaker.opened` | a relay has opened a closed circuit breaker | `until` |
     /// | `outbox.messages.dead` | the end of a minute in which messages to the destination were dead-lettered | `minute`, `count` |
     ///
     /// Each message is written once, whatever the number of relays, in the transaction that records the event. It is
-    /// routed like any other message: add a route for `outbox.*`. A [registered destination](crate::destinations) gets
+    /// routed like any other message: add a route for `outbox.*`. An [endpoint](crate::endpoints) gets
     /// these messages only if one of its topics begins with `outbox.`. A dead letter among these messages is not counted.
     ///
     /// ```
@@ -100,23 +100,23 @@ setters! {
 }
 
 impl RelayBuilder {
-    /// Sets the number of sender threads, up to 1024, that all [registered destinations](crate::destinations) share. With
-    /// 0, the relay serves no registered destination: their messages wait for another relay.
-    /// The threads start with the first message for a registered destination. While sends take 500 ms or more, up to
+    /// Sets the number of sender threads, up to 1024, that all [endpoints](crate::endpoints) share. With
+    /// 0, the relay serves no endpoint: their messages wait for another relay.
+    /// The threads start with the first message for an endpoint. While sends take 500 ms or more, up to
     /// four times as many may run. Defaults to 64.
     ///
-    /// Call this method if the relay has registered destinations only: otherwise the relay does not start.
+    /// Call this method if the relay has endpoints only: otherwise the relay does not start.
     ///
     /// ```
     /// use diesel_outbox::Relay;
     ///
-    /// let relay = Relay::builder("postgres://localhost/shop").registered_threads(32);
+    /// let relay = Relay::builder("postgres://localhost/shop").endpoint_threads(32);
     /// ```
     #[must_use]
-    pub fn registered_threads(self, threads: usize) -> Self {
-        self.with("OUTBOX_REGISTERED_THREADS", |config| {
-            config.registered_threads = threads;
-            config.expects_registered = threads > 0;
+    pub fn endpoint_threads(self, threads: usize) -> Self {
+        self.with("OUTBOX_ENDPOINT_THREADS", |config| {
+            config.endpoint_threads = threads;
+            config.expects_endpoints = threads > 0;
         })
     }
 

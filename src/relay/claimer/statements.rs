@@ -1,4 +1,4 @@
-//! The claimer's statements around claims: surveys, registered destinations, and the release of unknown messages.
+//! The claimer's statements around claims: surveys, endpoints, and the release of unknown messages.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::relay::registry::Registry;
 use crate::routes::Serves;
 use crate::store::brief::{Locks, Tried};
 
-/// Checks of the rows of registered destinations for changes, some of which read all rows.
+/// Checks of the rows of endpoints for changes, some of which read all rows.
 const ROWS: Pace = Pace::of_search(Duration::ZERO);
 /// The longest time until the next check: changes must take effect within a second.
 const LONGEST_ROWS_INTERVAL: Duration = Duration::from_millis(500);
@@ -46,7 +46,7 @@ impl<D: Database> Claimer<'_, D> {
             pauses::learn(shared, paused);
             self.knows_pauses = true;
         }
-        self.look_at_registered(rows_due, &found)?;
+        self.look_at_endpoints(rows_due, &found)?;
         let lost = self.db.after().lost;
         let is_without_answer = std::mem::replace(&mut self.lost, lost) != lost;
         let is_other_server = self.planner.is_other_server(found.server);
@@ -80,16 +80,16 @@ impl<D: Database> Claimer<'_, D> {
         Ok(())
     }
 
-    /// When the rows of registered destinations are checked for changes next: `Some(None)` now, `None` never.
+    /// When the rows of endpoints are checked for changes next: `Some(None)` now, `None` never.
     fn rows_due(&self) -> Option<Option<Instant>> {
         let next = |last| ROWS.next(last).min(last.ended + LONGEST_ROWS_INTERVAL);
         let next = self.rows_looked.map(next);
         (self.shared.registered.is_on()).then(|| next.filter(|at| clock::now() < *at))
     }
 
-    /// Reads the rows of registered destinations, unless their marks say that they are the same, or tells the planner when
+    /// Reads the rows of endpoints, unless their marks say that they are the same, or tells the planner when
     /// this is due.
-    fn look_at_registered(&mut self, due: Option<Option<Instant>>, found: &Surveyed) -> Answer<()> {
+    fn look_at_endpoints(&mut self, due: Option<Option<Instant>>, found: &Surveyed) -> Answer<()> {
         let Some(next) = due else {
             return Ok(());
         };
@@ -121,8 +121,7 @@ impl<D: Database> Claimer<'_, D> {
         self.publish_refusals()
     }
 
-    /// Those of these names, and of the destinations of known streams, that neither the settings nor the registered
-    /// destinations have. Some were removed.
+    /// Those of these names, and of the destinations of known streams, that neither the settings nor the endpoints have. Some were removed.
     pub(super) fn without_destination<'n>(
         &'n self,
         named: impl Iterator<Item = &'n str>,
@@ -135,7 +134,7 @@ impl<D: Database> Claimer<'_, D> {
         names.into_iter().map(str::to_owned).collect()
     }
 
-    /// Writes into the lease which registered destinations this relay does not serve because of its settings, if this
+    /// Writes into the lease which endpoints this relay does not serve because of its settings, if this
     /// has changed. The relay decides nothing for others: the rows stay as they are.
     fn publish_refusals(&mut self) -> Answer<()> {
         let lease = self.planner.lease();
@@ -152,7 +151,7 @@ impl<D: Database> Claimer<'_, D> {
         Ok(())
     }
 
-    /// Learns the changes of registered destinations, and which of the names `waiting` were removed, and disables
+    /// Learns the changes of endpoints, and which of the names `waiting` were removed, and disables
     /// destinations that no relay can use. If another session has
     /// locked the table, the relay continues with the destinations that it knows.
     pub(super) fn look_at_rows(&mut self, waiting: &[String]) -> Answer<Tried<()>> {
@@ -170,7 +169,7 @@ impl<D: Database> Claimer<'_, D> {
             }
             Tried::Locked => {
                 if !std::mem::replace(&mut self.is_locked_out, true) {
-                    log::warn!(event = "destinations_locked"; "another session has locked the table of registered destinations, of pauses or of topics: going on with what this relay has read before");
+                    log::warn!(event = "endpoints_locked"; "another session has locked the table of endpoints, of pauses or of topics: going on with what this relay has read before");
                 }
                 self.rows_looked = Some(Last::since(began));
                 return Ok(Tried::Locked);
@@ -188,7 +187,7 @@ impl<D: Database> Claimer<'_, D> {
             if is_changed {
                 let registry = registered.registry();
                 let is_there = |id| registry.get(id).is_some();
-                shared.custody.keep_registered(is_there);
+                shared.custody.keep_endpoints(is_there);
                 self.planner.hear(Report::Registered(registry));
             }
             tell_refusals(&before, &registered.registry());
@@ -278,6 +277,6 @@ fn tell_refusals(before: &Registry, now: &Registry) {
     let is_new = |(name, why): &(&str, &str)| before.refuses.why(name) != Some(*why);
     if let Some((name, why)) = new.find(is_new) {
         let count = now.refuses.count();
-        log::error!(event = "destination_refused", destination = name, destinations = count, reason = why; "this relay does not send to {count} registered destinations, for example {name} ({why}): their messages wait for a relay that does");
+        log::error!(event = "endpoint_refused", destination = name, destinations = count, reason = why; "this relay does not send to {count} endpoints, for example {name} ({why}): their messages wait for a relay that does");
     }
 }

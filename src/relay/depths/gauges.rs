@@ -6,20 +6,18 @@ use std::sync::Arc;
 
 use metrics::{Gauge, gauge};
 
-use crate::metrics::{
-    MESSAGES, OLDEST_DUE_SECONDS, OTHER, REGISTERED_DESTINATIONS, describe, topic_label,
-};
+use crate::metrics::{ENDPOINTS, MESSAGES, OLDEST_DUE_SECONDS, OTHER, describe, topic_label};
 use crate::shows::shows;
 use crate::status::Status;
-use crate::store::destinations::DestinationCounts;
+use crate::store::endpoints::EndpointCounts;
 use crate::store::operate::depths::Depths;
 
 type Labels = (Arc<str>, Arc<str>);
 
-/// At each count, this many registered destinations with the most messages get their own label, and as many with the
+/// At each count, this many endpoints with the most messages get their own label, and as many with the
 /// longest waiting messages.
 const WORST: usize = 10;
-/// The most registered destinations that ever get their own label: a label stays as long as the process.
+/// The most endpoints that ever get their own label: a label stays as long as the process.
 const MOST_NAMED: usize = 100;
 
 /// The counted statuses.
@@ -43,13 +41,13 @@ struct Shown {
     oldest_due_seconds: f64,
 }
 
-/// The gauges `diesel_outbox_messages`, `diesel_outbox_oldest_due_seconds` and `diesel_outbox_registered_destinations`, for
+/// The gauges `diesel_outbox_messages`, `diesel_outbox_oldest_due_seconds` and `diesel_outbox_endpoints`, for
 /// a process without a relay. A relay sets them itself. When dropped, they show that nothing waits: nobody counts any more.
 pub struct DepthGauges {
     outbox: Arc<str>,
     /// The destinations that have their own label.
     destinations: BTreeSet<Arc<str>>,
-    /// How many more registered destinations can get their own label.
+    /// How many more endpoints can get their own label.
     unnamed: usize,
     /// The gauges, by their topic and destination labels.
     lanes: BTreeMap<Labels, LaneGauges>,
@@ -75,7 +73,7 @@ impl DepthGauges {
         self.show_with(depths, |_| false);
     }
 
-    /// Sets the gauges, and gives the registered destinations with the worst backlog their own labels.
+    /// Sets the gauges, and gives the endpoints with the worst backlog their own labels.
     pub(super) fn show_with(&mut self, depths: &Depths, is_registered: impl Fn(&str) -> bool) {
         self.name_the_worst(depths, is_registered);
         let mut shown = summed(depths, |topic, destination| {
@@ -92,11 +90,11 @@ impl DepthGauges {
             let gauges = gauges.or_insert_with_key(|labels| LaneGauges::new(&self.outbox, labels));
             gauges.show(&shown);
         }
-        self.show_destinations(depths.destinations);
+        self.show_destinations(depths.endpoints);
     }
 
     #[allow(clippy::cast_precision_loss, reason = "gauges are floating-point")]
-    fn show_destinations(&self, counts: DestinationCounts) {
+    fn show_destinations(&self, counts: EndpointCounts) {
         for (state, count) in [
             ("working", counts.working),
             ("unverified", counts.unverified),
@@ -105,7 +103,7 @@ impl DepthGauges {
             ("disabled", counts.disabled),
         ] {
             let outbox = Arc::clone(&self.outbox);
-            gauge!(REGISTERED_DESTINATIONS, "outbox" => outbox, "state" => state).set(count as f64);
+            gauge!(ENDPOINTS, "outbox" => outbox, "state" => state).set(count as f64);
         }
     }
 

@@ -1,8 +1,8 @@
-//! Since when a registered destination has failed: what the sends of this relay show, and what the table says.
+//! Since when an endpoint has failed: what the sends of this relay show, and what the table says.
 //!
 //! The table holds the time of the first failure since the last success, whatever the rate of traffic. The relays write
 //! only changes: the first failure, the first failure after [`FAILING_AFTER`], and the first success after them. So a
-//! success at one relay clears what another relay has written, and a relay that alone cannot reach the destination
+//! success at one relay clears what another relay has written, and a relay that alone cannot reach the endpoint
 //! disables nothing.
 
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::relay::breaker::{Sign, sign};
 use crate::status::ReasonCode;
 use crate::store::relay::failing::{FAILING_AFTER, Failures};
 
-/// After a recovery, a new failure is written no sooner than this, unless a success comes first: a destination that fails
+/// After a recovery, a new failure is written no sooner than this, unless a success comes first: an endpoint that fails
 /// now and then costs few writes.
 const BETWEEN_WRITES: Duration = Duration::from_secs(60);
-/// Without an answer of any destination for this long, this relay may have no network. Then a send without a connection
-/// shows nothing about its destination.
+/// Without an answer of any endpoint for this long, this relay may have no network. Then a send without a connection
+/// shows nothing about its endpoint.
 const ALONE: Duration = Duration::from_secs(600);
 
-/// When any registered destination has last answered this relay.
+/// When any endpoint has last answered this relay.
 #[derive(Debug)]
 pub(in crate::relay) struct Answers {
     origin: Instant,
@@ -53,7 +53,7 @@ impl Answers {
         }
     }
 
-    /// Whether a destination has answered lately, so the network of this relay works.
+    /// Whether an endpoint has answered lately, so the network of this relay works.
     fn are_there(&self, now: Instant) -> bool {
         let last = self.last.load(Ordering::Relaxed).checked_sub(1);
         last.is_some_and(|millis| {
@@ -88,26 +88,26 @@ fn shows(outcome: &Outcome, answers: &Answers, now: Instant) -> Shows {
     }
 }
 
-/// Whether the receiver says that the endpoint is gone, and the destination takes that as its end.
+/// Whether the receiver says that the endpoint is gone, and the endpoint takes that as its end.
 pub(super) fn is_gone(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Retry(failure)
         if failure.code == ReasonCode::Gone && failure.pause == Some(Pause::UntilResumed))
 }
 
-/// A change that the row of the destination must show.
+/// A change that the row of the endpoint must show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::relay) enum RowNews {
     /// All sends have failed since this time, the last for this reason.
     Fails(Instant, ReasonCode),
     /// A send has succeeded.
     Works,
-    /// All sends have failed for so long that the destination is to be disabled.
+    /// All sends have failed for so long that the endpoint is to be disabled.
     HasFailedLong,
-    /// The receiver says that the endpoint is gone, so the destination is to be disabled.
+    /// The receiver says that the endpoint is gone, so the endpoint is to be disabled.
     Gone,
 }
 
-/// Whether a registered destination fails.
+/// Whether an endpoint fails.
 #[derive(Debug)]
 pub(super) struct Failing {
     answers: Arc<Answers>,
@@ -199,7 +199,7 @@ impl Failing {
 }
 
 impl Gate {
-    /// The same gate, for a registered destination, whose row shows since when it has failed.
+    /// The same gate, for an endpoint, whose row shows since when it has failed.
     pub(in crate::relay) fn with_row(
         self,
         answers: &Arc<Answers>,
@@ -264,7 +264,7 @@ mod tests {
         }
     }
 
-    /// What the row of a destination says that has failed for this time.
+    /// What the row of an endpoint says that has failed for this time.
     fn failed_for(time: Duration) -> Failures {
         Failures::default().after(Some(time))
     }
@@ -350,7 +350,7 @@ mod tests {
         one.learn(Failures::default(), now + 3 * second);
         one.record(&delivered(), now + 4 * second);
         assert_eq!(one.news, None);
-        // A destination that fails now and then.
+        // An endpoint that fails now and then.
         one.record(&fails, now + 5 * second);
         assert_eq!(one.take(now + 5 * second), None);
         one.record(&delivered(), now + 6 * second);

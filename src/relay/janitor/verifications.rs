@@ -1,4 +1,4 @@
-//! Verifies the endpoints of registered destinations: asks each whether it wants messages, before the first is sent.
+//! Verifies endpoints: asks each whether it wants messages, before the first is sent.
 //!
 //! A try may take as long as a send, so it has a thread of its own, and no connection. The janitor takes what is due, and
 //! records the results.
@@ -15,12 +15,12 @@ use crate::config::Rate;
 use crate::dispatch::NotVerified;
 use crate::error::DatabaseError;
 use crate::log;
-use crate::relay::registry::{Customer, Registry};
+use crate::relay::registry::{KnownEndpoint, Registry};
 use crate::relay::session::Session;
 use crate::relay::shared::Shared;
 use crate::store::relay::verification::{self, Next};
 
-/// The interval between two checks whether destinations have changed.
+/// The interval between two checks whether endpoints have changed.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// While they are the same, the interval between two questions to the database which tries are due.
 const ASK: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ const MOST_OF_TENANT: usize = 4;
 
 /// A try that has ended.
 pub(super) struct Ended {
-    customer: Arc<Customer>,
+    customer: Arc<KnownEndpoint>,
     result: Result<Option<Rate>, NotVerified>,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Verifications {
     /// The number of tries of each tenant.
     in_flight: HashMap<Option<Uuid>, usize>,
     next: Instant,
-    /// The destinations at the last question, and when the next one is if they stay the same.
+    /// The endpoints at the last question, and when the next one is if they stay the same.
     asked: Option<(Arc<Registry>, Instant)>,
 }
 
@@ -121,7 +121,7 @@ impl Verifications {
         let seen: Vec<_> = (registry.unverified.iter())
             .filter_map(|one| Some((one.as_seen(), one.verifier.as_ref()?.timeout())))
             .collect();
-        let customers: Vec<&Arc<Customer>> = (registry.unverified.iter())
+        let customers: Vec<&Arc<KnownEndpoint>> = (registry.unverified.iter())
             .filter(|one| one.verifier.is_some())
             .collect();
         let tenant = |index: usize| customers[index].tenant_id;
@@ -145,7 +145,7 @@ impl Verifications {
         &mut self,
         shared: &Shared,
         scope: &'scope Scope<'scope, '_>,
-        customer: &Arc<Customer>,
+        customer: &Arc<KnownEndpoint>,
     ) {
         let (customer, ended) = (Arc::clone(customer), self.ended.clone());
         let tenant = customer.tenant_id;
@@ -178,7 +178,7 @@ impl Verifications {
             match result {
                 Ok(rate) => {
                     if session.run(|conn, name| verification::verified(conn, name, seen, *rate))? {
-                        log::info!(event = "destination_verified", destination:% = name; "verified the registered destination {name}: its messages are sent");
+                        log::info!(event = "endpoint_verified", destination:% = name; "verified the endpoint {name}: its messages are sent");
                     }
                 }
                 Err(why) => {
@@ -188,10 +188,10 @@ impl Verifications {
                     })?;
                     match next {
                         Next::Again(wait) => {
-                            log::warn!(event = "destination_not_verified", destination:% = name, reason = text, retry_in:? = wait; "could not verify the registered destination {name} ({text}): retrying in {wait:?}");
+                            log::warn!(event = "endpoint_not_verified", destination:% = name, reason = text, retry_in:? = wait; "could not verify the endpoint {name} ({text}): retrying in {wait:?}");
                         }
                         Next::Disabled(why) => {
-                            log::warn!(event = "destination_disabled", destination:% = name, reason = why; "disabled the registered destination {name}: {why}; messages already addressed to it wait until it is enabled, and it gets no new ones");
+                            log::warn!(event = "endpoint_disabled", destination:% = name, reason = why; "disabled the endpoint {name}: {why}; messages already addressed to it wait until it is enabled, and it gets no new ones");
                         }
                         Next::Changed => {}
                     }

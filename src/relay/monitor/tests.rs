@@ -11,7 +11,7 @@ use crate::relay::bulkhead::{Bulkhead, Dispatchers};
 use crate::relay::doubt::RanBy;
 use crate::relay::health::ProblemKind;
 use crate::relay::lease_clock::LeaseClock;
-use crate::relay::registered::{Pool, Registered};
+use crate::relay::serving::{Pool, ServedEndpoints};
 use crate::relay::shared::{Shared, Signals};
 use crate::relay::threads::{Cause, Life, Post};
 use crate::relay::to::To;
@@ -31,7 +31,7 @@ fn shared() -> Shared {
     clock.registered(LeaseId(1), BootTime::now());
     let signals = Signals::new(bounded(0).1, bounded(0).1).expect("a pair of sockets");
     let source = Source::of_url(SecretString::from(""));
-    let registered = Registered::new(&config, None);
+    let registered = ServedEndpoints::new(&config, None);
     Shared::new(config, source, bulkheads, registered, clock, signals)
 }
 

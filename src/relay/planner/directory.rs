@@ -31,7 +31,7 @@ impl<'a> Directory<'a> {
         To::of(self.routes, &self.registry, topic)
     }
 
-    /// The tenant of a registered destination, if it has one.
+    /// The tenant of an endpoint, if it has one.
     pub(super) fn tenant(&self, to: To) -> Option<Uuid> {
         match to {
             To::Registered(id) => self.registry.get(id)?.tenant_id,

@@ -27,9 +27,9 @@ use crate::store::relay::settle::Released;
 pub(crate) enum Report {
     /// There may be new messages.
     News,
-    /// When the rows of registered destinations must be checked, if this survey leaves them out.
+    /// When the rows of endpoints must be checked, if this survey leaves them out.
     RowsOwed(Option<Instant>),
-    /// Registered destinations have changed: lanes may go elsewhere, and waiting messages may be sent.
+    /// Endpoints have changed: lanes may go elsewhere, and waiting messages may be sent.
     Registered(Arc<Registry>),
     /// All topics with messages that no relay serves.
     Unserved(Vec<Topic>),

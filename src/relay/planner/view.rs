@@ -17,7 +17,7 @@ pub(in crate::relay) struct View {
     pub(in crate::relay) may_send: bool,
     /// One door for each bulkhead, by number.
     pub(in crate::relay) doors: Vec<Door>,
-    /// The room of each registered destination. The last door is the shared room of all of them.
+    /// The room of each endpoint. The last door is the shared room of all of them.
     pub(in crate::relay) registered: Rooms,
     /// The most messages for several destinations that a claim may take.
     pub(in crate::relay) room_to_split: usize,

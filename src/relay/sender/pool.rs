@@ -1,6 +1,6 @@
-//! The pool of threads that send to all registered destinations.
+//! The pool of threads that send to all endpoints.
 //!
-//! The destinations take turns. A free thread sends the next message in turn.
+//! The endpoints take turns. A free thread sends the next message in turn.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::relay::bulkhead::Bulkhead;
 use crate::relay::gate::{Admission, Pass, Standing};
 use crate::relay::job::Job;
 use crate::relay::metrics::Dispatches;
-use crate::relay::registered::{Member, Registered};
 use crate::relay::run::Run;
+use crate::relay::serving::{ServedEndpoint, ServedEndpoints};
 use crate::relay::settlement::{NobodyListens, Outcomes, Settlement};
 use crate::relay::shared::Shared;
 use crate::relay::to::To;
@@ -27,12 +27,12 @@ use crate::relay::turns::{Next, Sent};
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 /// The least time between two looks at the sends that last.
 const LOOK_AFTER: Duration = Duration::from_millis(50);
-/// A thread waits this long for the next message of a run, if the rate limit of its destination asks for it.
+/// A thread waits this long for the next message of a run, if the rate limit of its endpoint asks for it.
 const SHORT_WAIT: Duration = Duration::from_millis(100);
 
 /// Starts the threads with the first message, more of them while sends last, and waits for their end.
 pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
-    let Registered { bell, begins, .. } = &shared.registered;
+    let ServedEndpoints { bell, begins, .. } = &shared.registered;
     select! {
         recv(bell.ear) -> _ => bell.ring(),
         recv(shared.signals.stop) -> _ => return,
@@ -52,7 +52,7 @@ pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
                     dispatches: RefCell::new(Dispatches::new(&shared.metrics.outbox)),
                     outcomes,
                 };
-                let name = format!("relay-registered-{}", started + 1);
+                let name = format!("relay-endpoint-{}", started + 1);
                 let thread = thread::Builder::new().name(shared.config.thread_name(&name));
                 let work = move || {
                     let _guard = shared.threads.begin(&name);
@@ -61,7 +61,7 @@ pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
                     worker.run();
                 };
                 if let Err(error) = thread.spawn_scoped(scope, work) {
-                    log::error!(event = "thread_failed", threads = started, error:% = error; "could not start another thread ({error}): only {started} threads send to registered destinations");
+                    log::error!(event = "thread_failed", threads = started, error:% = error; "could not start another thread ({error}): only {started} threads send to endpoints");
                     most = started;
                     break;
                 }
@@ -99,7 +99,7 @@ impl Shared {
             refused = matches!(admission, Some(None)).then_some(id);
             admission.flatten().unwrap_or(Admission::Closed)
         });
-        // While this thread sends, another thread waits for the destinations that wait for a time.
+        // While this thread sends, another thread waits for the endpoints that wait for a time.
         let is_send = matches!(next, Next::Send(..));
         let is_first = matches!(&next, Next::Send(_, _, send) if turns.is_first(send));
         let has_more = turns.has_ready() || is_send && turns.has_later();
@@ -118,8 +118,8 @@ impl Shared {
         next
     }
 
-    /// Called after a send. If the destination's gate restricts sends, the claimer must watch the gate.
-    pub(in crate::relay) fn sent_to_registered(&self, id: u32, bulkhead: &Bulkhead) {
+    /// Called after a send. If the endpoint's gate restricts sends, the claimer must watch the gate.
+    pub(in crate::relay) fn sent_to_endpoints(&self, id: u32, bulkhead: &Bulkhead) {
         let has_news = bulkhead.gate.has_news();
         if has_news || bulkhead.gate.standing() != Standing::Flowing {
             self.registered.watch(id);
@@ -174,7 +174,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Returns the result of the send, and the most concurrent sends of the destination.
+    /// Returns the result of the send, and the most concurrent sends of the endpoint.
     fn send(&self, job: Job, pass: Pass) -> Result<(Option<Sent>, usize), NobodyListens> {
         let shared = self.shared;
         let pool = shared.registered.pool();
@@ -185,7 +185,7 @@ impl Worker<'_> {
         };
         // The name may have been registered again since the claim, or belong to another tenant.
         let member = member.filter(|one| !one.customer.is_another(&job.message));
-        let Some(Member { customer, bulkhead }) = member.map(AsRef::as_ref) else {
+        let Some(ServedEndpoint { customer, bulkhead }) = member.map(AsRef::as_ref) else {
             self.release(vec![job])?;
             return Ok((None, 1));
         };
@@ -200,11 +200,11 @@ impl Worker<'_> {
         if let Some(sent) = sent.filter(|sent| sent.went_well) {
             self.all.learn(sent.mean());
         }
-        shared.sent_to_registered(customer.id, bulkhead);
+        shared.sent_to_endpoints(customer.id, bulkhead);
         Ok((sent, bulkhead.limits.concurrency))
     }
 
-    /// Admits the next message of a run. A change of the destination, a closed gate, or a long wait for the rate limit
+    /// Admits the next message of a run. A change of the endpoint, a closed gate, or a long wait for the rate limit
     /// ends the run.
     fn admit(&self, id: u32, bulkhead: &Bulkhead) -> Option<Pass> {
         loop {

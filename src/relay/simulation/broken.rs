@@ -57,7 +57,7 @@ pub(super) enum Broken {
     SharesWhileIdle,
     /// A query for late commits finds none.
     OverlooksWhatIsLate,
-    /// The relay never hears that a registered destination was removed.
+    /// The relay never hears that an endpoint was removed.
     OverlooksWhatIsRemoved,
     /// The relay does not know which destinations have been disabled since a message was enqueued.
     ForgetsAddressees,
@@ -65,15 +65,15 @@ pub(super) enum Broken {
     ClaimsForNamesakes,
     /// A message goes to whoever has the name of its destination.
     KnowsOnlyNames,
-    /// The end of a send to a registered destination frees no place for the next send.
+    /// The end of a send to an endpoint frees no place for the next send.
     LosesTurns,
-    /// While one registered destination has messages, the pool serves no other.
+    /// While one endpoint has messages, the pool serves no other.
     PrefersOne,
-    /// The pool for registered destinations counts failures as successes.
+    /// The pool for endpoints counts failures as successes.
     TrustsWhatFails,
     /// A relay takes a URL that its own settings refuse for a row that no relay can use.
     RefusesForAll,
-    /// The relay does not know the tenants of registered destinations.
+    /// The relay does not know the tenants of endpoints.
     OverlooksTenants,
     /// A claim does not show that destinations were registered since the relay has read them.
     OverlooksRegistrations,
@@ -83,15 +83,15 @@ pub(super) enum Broken {
     OverlooksServedTopics,
     /// A relay that registers forgets the topics that no running relay serves.
     ForgetsServedTopics,
-    /// The relay does not know the filters of registered destinations.
+    /// The relay does not know the filters of endpoints.
     OverlooksFilters,
-    /// The relay does not know that registered destinations must be verified.
+    /// The relay does not know that endpoints must be verified.
     OverlooksVerification,
     /// A destination that is not verified gets no messages, although they should wait for it.
     SkipsWhatIsNotVerified,
     /// Messages wait for a destination that gets none until it is verified.
     AddressesWhatSkips,
-    /// Each registered destination gets the events about the outbox.
+    /// Each endpoint gets the events about the outbox.
     GivesOwnEventsToAll,
     /// A key continues after the settle's transaction, not within it.
     ContinuesLater,

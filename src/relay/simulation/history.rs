@@ -36,12 +36,12 @@ pub(super) struct History {
     /// reads only these.
     pub(super) is_crowded: bool,
     pub(super) lease: Duration,
-    /// Some messages go to the registered destinations `x` and `y`, or by topic `c` to both.
-    pub(super) has_registered: bool,
+    /// Some messages go to the endpoints `x` and `y`, or by topic `c` to both.
+    pub(super) has_endpoints: bool,
     /// The transaction that registers `y` also enqueues messages, and is the one with this number, if there are so many.
     /// `None`: `y` is there from the beginning.
     pub(super) registers: Option<usize>,
-    /// There are many registered destinations: see [`History::crowd`].
+    /// There are many endpoints: see [`History::crowd`].
     pub(super) has_crowd: bool,
     /// The server goes away while messages to `a` are in flight for long: see [`History::leave_in_flight`].
     pub(super) has_outages: bool,
@@ -55,11 +55,11 @@ pub(super) struct History {
     pub(super) has_namesake: bool,
     /// All relays have this destination all the time, so none sends to the registered one, which is removed at the end.
     pub(super) all_have_namesake: bool,
-    /// The registered destinations have filters.
+    /// The endpoints have filters.
     pub(super) has_filters: bool,
-    /// Registered destinations and messages belong to tenants.
+    /// Endpoints and messages belong to tenants.
     pub(super) has_tenants: bool,
-    /// How the endpoints of registered destinations show that they want messages, before the first is sent.
+    /// How endpoints show that they want messages, before the first is sent.
     pub(super) verification: Verification,
     /// Some messages go to a group of handlers.
     pub(super) has_handlers: bool,
@@ -68,19 +68,19 @@ pub(super) struct History {
     /// The dispatcher has an outcome for each message of a request. Otherwise the receiver accepts or refuses the request
     /// as a whole.
     pub(super) has_outcomes_of_each: bool,
-    /// The most messages of a run, at the destinations `a`, `b` and registered ones.
+    /// The most messages of a run, at the destinations `a`, `b` and endpoints.
     pub(super) key_run: usize,
 }
 
-/// Registered destinations. In a crowd, all of them have a large backlog from the same moment on.
+/// Endpoints. In a crowd, all of them have a large backlog from the same moment on.
 pub(super) const REGISTERED: [&str; 3] = ["x", "y", "z"];
-/// The registered destination whose name the settings of the first relay may have.
+/// The endpoint whose name the settings of the first relay may have.
 pub(super) const NAMESAKE: &str = REGISTERED[1];
-/// A registered destination that gets a message now and then.
+/// An endpoint that gets a message now and then.
 pub(super) const QUIET: &str = "quiet";
 /// A group of handlers, and the topic of its handler.
 pub(super) const HANDLED: &str = "h";
-/// Registered destinations that hang or fail.
+/// Endpoints that hang or fail.
 pub(super) const BAD: [&str; 5] = ["p", "q", "r", "s", "t"];
 
 #[derive(Debug, Clone)]
@@ -151,10 +151,10 @@ pub(super) enum Event {
     Mood(&'static str, Mood, Duration),
     /// An operator pauses a topic or a destination.
     Pause(&'static str, &'static str, Duration),
-    /// A registered destination is disabled, or removed. It returns after this time, or (`None`) never.
+    /// An endpoint is disabled, or removed. It returns after this time, or (`None`) never.
     Disable(&'static str, Duration),
     Remove(&'static str, Option<Duration>),
-    /// A registered destination is given to the other tenant.
+    /// An endpoint is given to the other tenant.
     Give(&'static str),
     /// A person locks the rows of pauses and of every third message, from this one on.
     Lock(usize, Duration),
@@ -236,7 +236,7 @@ impl History {
             // Separate dice, so that the other decisions of a seed stay the same.
             is_crowded: Rng::with_seed(!seed).u8(..4) == 0,
             lease: [SHORT_LEASE, LONG_LEASE][rng.usize(..2)],
-            has_registered: false,
+            has_endpoints: false,
             registers: None,
             has_crowd: false,
             has_outages: false,
@@ -439,9 +439,9 @@ impl History {
         }
     }
 
-    /// Sends some messages to registered destinations, which are disabled, removed, fail, hang or are slow.
+    /// Sends some messages to endpoints, which are disabled, removed, fail, hang or are slow.
     fn register(&mut self, rng: &mut Rng, is_calm: bool) {
-        self.has_registered = true;
+        self.has_endpoints = true;
         let mut dice = Rng::with_seed(self.seed ^ 1);
         let count = self
             .items
@@ -492,7 +492,7 @@ impl History {
         }
     }
 
-    /// Kills a relay that is sending messages to the only registered destination, which is then disabled until after the
+    /// Kills a relay that is sending messages to the only endpoint, which is then disabled until after the
     /// takeover.
     fn orphan(&mut self, rng: &mut Rng) {
         let at = millis(rng, 0..3000);
@@ -516,7 +516,7 @@ impl History {
         self.items.extend(items);
     }
 
-    /// Gives relays different settings, and registered destinations filters, tenants, verification and events about the
+    /// Gives relays different settings, and endpoints filters, tenants, verification and events about the
     /// outbox.
     fn divide(&mut self, mut rng: Rng, is_calm: bool) {
         // Of relays with different settings, the only active one would keep the messages that it does not send.
@@ -547,23 +547,23 @@ impl History {
         self.change_topic(wants::ROUTED, &mut rng);
     }
 
-    /// Gives another topic to half of the messages for registered destinations, and no key.
+    /// Gives another topic to half of the messages for endpoints, and no key.
     fn change_topic(&mut self, topic: &'static str, rng: &mut Rng) {
         for item in &mut self.items {
             let Event::Enqueue { messages, .. } = &mut item.event else {
                 continue;
             };
-            let of_registered = messages.iter_mut().filter(|new| new.topic == wants::TOPIC);
-            for new in of_registered.filter(|_| rng.bool()) {
+            let of_endpoints = messages.iter_mut().filter(|new| new.topic == wants::TOPIC);
+            for new in of_endpoints.filter(|_| rng.bool()) {
                 (new.topic, new.ordering_key) = (topic, None);
             }
         }
     }
 
-    /// Makes a crowd of registered destinations: some have a large backlog and respond, others hang or fail, and one
+    /// Makes a crowd of endpoints: some have a large backlog and respond, others hang or fail, and one
     /// gets few messages. Those with a backlog must be served equally, and the one with few messages soon.
     fn crowd(&mut self, rng: &mut Rng) {
-        (self.has_registered, self.has_crowd) = (true, true);
+        (self.has_endpoints, self.has_crowd) = (true, true);
         self.relays = 1 + rng.usize(..2);
         (self.single_active, self.slow_claims) = (false, false);
         (self.troubles, self.slow) = (0, 0);
@@ -732,7 +732,7 @@ impl History {
         self.items.push(Item { at, event });
     }
 
-    /// Whether the settings of this relay refuse a registered destination that those of the first relay allow.
+    /// Whether the settings of this relay refuse an endpoint that those of the first relay allow.
     pub(super) fn is_strict(&self, relay: usize) -> bool {
         self.settings_differ && relay > 0
     }
@@ -803,7 +803,7 @@ impl History {
             )
         };
         let is_removed = self.has_crowd || self.all_have_namesake;
-        self.has_registered && !is_removed && self.is_lawful() && !self.has(changes)
+        self.has_endpoints && !is_removed && self.is_lawful() && !self.has(changes)
     }
 }
 

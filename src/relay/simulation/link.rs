@@ -22,7 +22,7 @@ use crate::relay::settler::LOCK_TIMEOUT;
 use crate::relay::written::{Settle, Written};
 use crate::status::ReasonCode;
 use crate::store::brief::{Locks, Tried};
-use crate::store::destinations::AsSeen;
+use crate::store::endpoints::AsSeen;
 use crate::store::range::Range;
 use crate::store::relay::backend::Backend;
 use crate::store::relay::claim::{Batch, Claimant};

@@ -21,7 +21,7 @@ use crate::backoff::Backoff;
 use crate::clock;
 use crate::clock::BootTime;
 use crate::config::{Breaker, Config, Destination, Mode, Rate, Route, Verification};
-use crate::dispatch::{Customers, Failure, Outcome, Response};
+use crate::dispatch::{EndpointClients, Failure, Outcome, Response};
 use crate::handlers::{Handlers, no_connection};
 use crate::message::Message;
 use crate::relay::batch::{Answered, Gathered, telling};
@@ -37,10 +37,10 @@ use crate::relay::planner::tests::claimed;
 use crate::relay::planner::{
     self, Awaited, Brought, Door, OfKeys, Planner, Report, Settings, Step, Surveyed, View, Wait,
 };
-use crate::relay::registered::{Member, Registered};
 use crate::relay::registration;
-use crate::relay::registry::Customer;
+use crate::relay::registry::KnownEndpoint;
 use crate::relay::run::Run;
+use crate::relay::serving::{ServedEndpoint, ServedEndpoints};
 use crate::relay::settlement::{Outcomes, Settlement};
 use crate::relay::settler::{Keys, Settler};
 use crate::relay::shared::{Shared, Signals};
@@ -119,7 +119,7 @@ struct Request {
     run: Option<Run>,
     /// The sends of the run so far, and the turn and the destination, if the destination is registered.
     sent: Option<Sent>,
-    registered: Option<(InFlight, Arc<Member>)>,
+    registered: Option<(InFlight, Arc<ServedEndpoint>)>,
 }
 
 impl Request {
@@ -318,14 +318,14 @@ fn registration_of(shared: &Shared) -> Registration {
 
 /// The factory of dispatchers, which are not used here. It is shared by all processes with the same settings, because
 /// it has threads.
-fn customers(is_strict: bool) -> Arc<Customers> {
-    static ALL: [OnceLock<Arc<Customers>>; 2] = [const { OnceLock::new() }; 2];
+fn customers(is_strict: bool) -> Arc<EndpointClients> {
+    static ALL: [OnceLock<Arc<EndpointClients>>; 2] = [const { OnceLock::new() }; 2];
     let make = || {
         let config = Config {
-            registered_ports: if is_strict { vec![80] } else { Vec::new() },
+            endpoint_ports: if is_strict { vec![80] } else { Vec::new() },
             ..Config::default()
         };
-        Arc::new(Customers::new(config))
+        Arc::new(EndpointClients::new(config))
     };
     Arc::clone(ALL[usize::from(is_strict)].get_or_init(make))
 }
@@ -343,17 +343,14 @@ fn config(stage: &Stage<'_>, relay: usize) -> Config {
         max_attempts: 1,
         backoff: Backoff::exponential(Duration::from_millis(200), Duration::from_secs(2)),
         single_active: stage.history.single_active,
-        registered_threads: match stage.history.has_registered {
+        endpoint_threads: match stage.history.has_endpoints {
             true => stage.history.senders,
             false => 0,
         },
-        registered_timeout: stage.history.send_timeout(),
-        registered_max_attempts: MAX_ATTEMPTS,
-        registered_backoff: Backoff::exponential(
-            Duration::from_millis(200),
-            Duration::from_secs(2),
-        ),
-        registered_https_only: false,
+        endpoint_timeout: stage.history.send_timeout(),
+        endpoint_max_attempts: MAX_ATTEMPTS,
+        endpoint_backoff: Backoff::exponential(Duration::from_millis(200), Duration::from_secs(2)),
+        endpoint_https_only: false,
         ..Config::default()
     };
     for name in ["a", "b"] {
@@ -412,7 +409,7 @@ impl<'w> Process<'w> {
         let shared = slot.get_or_init(|| {
             let config = config(stage, relay);
             let customers =
-                (stage.history.has_registered).then(|| customers(stage.history.is_strict(relay)));
+                (stage.history.has_endpoints).then(|| customers(stage.history.is_strict(relay)));
             let dispatchers = Dispatchers {
                 customers: customers.clone(),
                 ..Dispatchers::idle(&config)
@@ -424,7 +421,7 @@ impl<'w> Process<'w> {
                 _ => LeaseClock::of(&config),
             };
             let source = Source::of_url(SecretString::from(""));
-            let registered = Registered::new(&config, customers);
+            let registered = ServedEndpoints::new(&config, customers);
             let mut shared = Shared::new(config, source, bulkheads, registered, clock, signals);
             shared.claim_limit = CLAIM_LIMIT;
             shared
@@ -576,7 +573,7 @@ impl<'w> Process<'w> {
                 !self.queues[number].is_empty()
                     || self.sending[number].busy >= bulkhead.limits.concurrency
             }
-            // Registered destinations share a few threads.
+            // Endpoints share a few threads.
             None => {
                 let registered = &self.shared.registered;
                 let registry = registered.registry();
@@ -705,7 +702,7 @@ impl<'w> Stage<'w> {
             Actor::Claimer => self.run_claimer(number),
             Actor::Settler(which) => self.run_settler(number, which),
             Actor::Heartbeat => self.run_heartbeat(number),
-            Actor::Sender(bulkhead) => match self.is_of_registered(number, bulkhead) {
+            Actor::Sender(bulkhead) => match self.is_of_endpoint(number, bulkhead) {
                 true => self.run_pool(number, bulkhead),
                 false => self.run_sender(number, bulkhead),
             },
@@ -1003,13 +1000,13 @@ impl<'w> Stage<'w> {
         }
     }
 
-    fn is_of_registered(&self, number: usize, which: usize) -> bool {
+    fn is_of_endpoint(&self, number: usize, which: usize) -> bool {
         let processes = self.processes.borrow();
         let bulkhead = &processes[number].shared.bulkheads[which];
         matches!(bulkhead.serves, Serves::Registered)
     }
 
-    /// Runs a thread of the pool for registered destinations.
+    /// Runs a thread of the pool for endpoints.
     fn run_pool(&self, number: usize, which: usize) {
         let (shared, outcomes) = {
             let processes = self.processes.borrow();
@@ -1028,7 +1025,7 @@ impl<'w> Stage<'w> {
             processes[number].sending[which].going_on.pop_front()
         };
         if let Some(request) = going_on {
-            return self.send_to_registered((number, which), request, None);
+            return self.send_to_endpoints((number, which), request, None);
         }
         let next = match shared.next_turn(&shared.bulkheads[which]) {
             Next::Nothing(until) => {
@@ -1048,7 +1045,7 @@ impl<'w> Stage<'w> {
                     To::Registered(id) => pool.get(&id),
                     _ => None,
                 };
-                if let Some(Member { customer, bulkhead }) = member.map(AsRef::as_ref)
+                if let Some(ServedEndpoint { customer, bulkhead }) = member.map(AsRef::as_ref)
                     && self.broken == Some(Broken::PrefersOne)
                     && self.history.has_crowd
                     && REGISTERED[1..].contains(&&*customer.name)
@@ -1065,7 +1062,7 @@ impl<'w> Stage<'w> {
                             registered: Some((in_flight, member)),
                             ..Request::of_run(Run::begin(job))
                         };
-                        self.send_to_registered((number, which), request, Some(pass));
+                        self.send_to_endpoints((number, which), request, Some(pass));
                     }
                     None => {
                         shared.registered.turns().ended(in_flight, None, 1);
@@ -1078,8 +1075,8 @@ impl<'w> Stage<'w> {
         self.processes.borrow_mut()[number].sending[which].next = next;
     }
 
-    /// Sends a message to a registered destination. `pass`: `None` if the message is not the first of its run.
-    fn send_to_registered(
+    /// Sends a message to an endpoint. `pass`: `None` if the message is not the first of its run.
+    fn send_to_endpoints(
         &self,
         (number, which): (usize, usize),
         request: Request,
@@ -1118,7 +1115,7 @@ impl<'w> Stage<'w> {
         }
     }
 
-    fn check_address(&self, message: &Message, customer: &Customer) {
+    fn check_address(&self, message: &Message, customer: &KnownEndpoint) {
         let tables = self.tables.borrow();
         // A new primary may use the sequence again.
         let row = tables.rows.get(&message.sequence.0);
@@ -1133,7 +1130,7 @@ impl<'w> Stage<'w> {
     }
 
     /// Notes that a message which names no destination goes to this one. A relay may not know yet that it is disabled.
-    fn note_addressee(&self, message: &Message, customer: &Customer) {
+    fn note_addressee(&self, message: &Message, customer: &KnownEndpoint) {
         let tables = self.tables.borrow();
         let living = tables.registered.get(&*customer.name);
         let is_it = living.is_some_and(|one| one.enabled && one.id == customer.registration);
@@ -1157,8 +1154,8 @@ impl<'w> Stage<'w> {
             for job in run.each() {
                 self.check_send(job, &earlier, &of_run);
                 of_run.push(job.message.sequence.0);
-                let of_registered = request.registered.as_ref();
-                if let Some((_, member)) = of_registered.filter(|_| self.is_strict()) {
+                let of_endpoints = request.registered.as_ref();
+                if let Some((_, member)) = of_endpoints.filter(|_| self.is_strict()) {
                     let (id, stamp) = (number_of(&job.message), member.customer.stamp);
                     self.check_tenant(id, stamp, name);
                     self.check_verified(id, stamp, name);
@@ -1535,7 +1532,7 @@ impl<'w> Stage<'w> {
             sending.alone.extend(answered.alone);
         }
         if let Some((turn, member)) = registered {
-            shared.sent_to_registered(member.customer.id, bulkhead);
+            shared.sent_to_endpoints(member.customer.id, bulkhead);
             if self.broken != Some(Broken::LosesTurns) {
                 let most = bulkhead.limits.concurrency;
                 let sent = match self.broken {
@@ -1598,7 +1595,7 @@ fn number_of(message: &Message) -> usize {
     usize::try_from(message.message_id.as_u128()).unwrap_or(0)
 }
 
-/// The count for a destination. A message for a single registered destination is sent before a row names the
+/// The count for a destination. A message for a single endpoint is sent before a row names the
 /// destination, so sends without a name count, too.
 pub(super) fn of(counts: &BTreeMap<String, u32>, destination: &str) -> u32 {
     let unnamed = (!destination.is_empty()).then_some("");
@@ -1638,7 +1635,7 @@ fn a_claimer_that_hears_of_more_than_a_queue_takes_asks_to_be_rung_for_room() {
 #[test]
 fn a_destination_that_another_tenant_gets_has_another_number() {
     let history = History {
-        has_registered: true,
+        has_endpoints: true,
         has_tenants: true,
         ..History::of(1)
     };
@@ -1667,7 +1664,7 @@ fn a_destination_that_another_tenant_gets_has_another_number() {
 #[test]
 fn a_relay_whose_settings_refuse_a_destination_knows_that_it_skips_messages() {
     let history = History {
-        has_registered: true,
+        has_endpoints: true,
         settings_differ: true,
         verification: Verification::CloudEventsSkip,
         ..History::of(1)
@@ -1774,7 +1771,7 @@ fn play(shared: &Shared, began: Instant, mut views: impl FnMut(u64) -> View) -> 
 #[test]
 fn recorded_views_lead_to_the_same_steps_when_they_are_played_again() {
     let history = History {
-        has_registered: true,
+        has_endpoints: true,
         ..History::of(1)
     };
     let slots = [OnceCell::new()];

@@ -29,7 +29,7 @@ pub(super) enum Promise {
     Address,
     /// R50: a message that is sent again has the id, headers and time of the first send.
     Again,
-    /// R46: registered destinations with waiting messages are served equally.
+    /// R46: endpoints with waiting messages are served equally.
     Fair,
     /// R50: a relay disables no destination for a reason of its own, and claims nothing that only others serve.
     Others,
@@ -37,7 +37,7 @@ pub(super) enum Promise {
     Tenant,
     /// No message is sent to a destination before its endpoint has shown that it wants messages.
     Verified,
-    /// A message reaches each registered destination that wants it, and no other.
+    /// A message reaches each endpoint that wants it, and no other.
     Recipients,
     /// R54: a message waits for as long as operators are told why, and no longer.
     Reasons,

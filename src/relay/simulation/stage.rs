@@ -73,10 +73,10 @@ const MOST_STATEMENTS: u32 = 4000;
 /// The same after two seconds with an empty outbox.
 const MOST_IDLE_STATEMENTS: u32 = 100;
 const IDLE: Duration = Duration::from_secs(2);
-/// Of two registered destinations with waiting messages, one may have had this much more time of the threads, for each
+/// Of two endpoints with waiting messages, one may have had this much more time of the threads, for each
 /// relay: a send takes up to 20 ms, and four may be in flight.
 const MOST_AHEAD: Duration = Duration::from_millis(120);
-/// While other destinations hang, the first message to a registered destination is sent within this time.
+/// While other destinations hang, the first message to an endpoint is sent within this time.
 const BESIDE_HANGING: Duration = Duration::from_secs(6);
 /// The most turns of a claimer in which no time passes.
 pub(super) const MOST_TURNS: u32 = 2000;
@@ -120,7 +120,7 @@ enum Happens {
     Back(u64),
     /// A person unlocks the rows.
     Unlock(Vec<i64>),
-    /// A registered destination is registered again, enabled.
+    /// An endpoint is registered again, enabled.
     Put(&'static str),
     Janitor(usize),
     /// The process asks the endpoints that are not verified whether they want messages.
@@ -246,7 +246,7 @@ pub(super) struct Stage<'w> {
     pub(super) sends: RefCell<BTreeMap<u64, Send>>,
     send_count: Cell<u64>,
     waits_since: RefCell<BTreeMap<i64, Duration>>,
-    /// Sends to registered destinations that have more messages waiting.
+    /// Sends to endpoints that have more messages waiting.
     sends_while_busy: RefCell<BTreeMap<&'static str, Duration>>,
     /// When the outbox last had messages, or an insert was in progress.
     busy_at: Cell<Duration>,
@@ -328,7 +328,7 @@ impl<'w> Stage<'w> {
     pub(super) fn play(&'w self) -> Option<Fall> {
         let begin = self.now.get();
         fastrand::seed(self.history.seed);
-        if self.history.has_registered {
+        if self.history.has_endpoints {
             let mut tables = self.tables.borrow_mut();
             let names = match self.history.has_crowd {
                 true => [&REGISTERED[..], &BAD, &[QUIET]].concat(),
@@ -1600,8 +1600,8 @@ impl<'w> Stage<'w> {
         if self.history.all_have_namesake {
             tables.remove(NAMESAKE);
         }
-        if self.history.has_registered && tables.registered.is_empty() {
-            // Without a registered destination, messages that no route serves would wait forever.
+        if self.history.has_endpoints && tables.registered.is_empty() {
+            // Without an endpoint, messages that no route serves would wait forever.
             tables.put(REGISTERED[2], true, 0);
         }
         drop(tables);
@@ -1658,7 +1658,7 @@ impl<'w> Stage<'w> {
         }
     }
 
-    /// Checks fairness at the start of a send to a registered destination: destinations whose unclaimed messages have
+    /// Checks fairness at the start of a send to an endpoint: destinations whose unclaimed messages have
     /// waited since the same moment get equal times of the threads. While the first send to a destination is in flight,
     /// the sends to others do not count.
     pub(super) fn check_fairness(
@@ -1789,8 +1789,7 @@ impl<'w> Stage<'w> {
                 && messages[row.id].delay.is_zero();
             let most = match is_announced {
                 true => SOON,
-                // All searches have gone past what a person had locked, until their next rounds. Lanes of registered
-                // destinations are asked rarely.
+                // All searches have gone past what a person had locked, until their next rounds. Lanes of endpoints are asked rarely.
                 false if has_people => 8 * LATE + self.poll,
                 false => LATE + self.poll,
             };
@@ -1941,7 +1940,7 @@ impl<'w> Stage<'w> {
                 let of = |of: &BTreeMap<String, u32>| {
                     of.get(&entry.row.destination).copied().unwrap_or_default()
                 };
-                // Messages for registered destinations alone may have had no subscriber.
+                // Messages for endpoints alone may have had no subscriber.
                 let is_without_subscriber = [wants::TOPIC, wants::OWN].contains(&entry.row.topic)
                     && entry.row.destination.is_empty();
                 if entry.is_delivered && of(&truth.well) == 0 && !is_without_subscriber {
@@ -1982,7 +1981,7 @@ impl<'w> Stage<'w> {
         }
     }
 
-    /// Checks that each message for registered destinations has reached those that want it, and no others.
+    /// Checks that each message for endpoints has reached those that want it, and no others.
     fn check_recipients(&self, tables: &Tables) {
         if !self.history.has_same_recipients() {
             return;

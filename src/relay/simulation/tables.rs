@@ -14,18 +14,18 @@ use super::broken::Broken;
 use super::history::{HANDLED, REGISTERED};
 use super::wants;
 use crate::config::Verification;
+use crate::endpoint::Endpoint;
 use crate::hand::Hand;
 use crate::message::replays::replayed;
 use crate::message::{Message, Sequence};
-use crate::registered_destination::RegisteredDestination;
 use crate::relay::planner::Part;
-use crate::relay::registered;
 use crate::relay::registry::Registry;
+use crate::relay::serving;
 use crate::relay::settlement::{Kind, Settlement, delivered, failed};
 use crate::relay::written::{Settle, Written};
 use crate::routes::{Refuses, Routes, Serves};
 use crate::status::ReasonCode;
-use crate::store::destinations;
+use crate::store::endpoints;
 use crate::store::operate::why::{Blocker, Facts, WaitReason, Waiting};
 use crate::store::range::Range;
 use crate::store::relay::claim::{
@@ -135,9 +135,9 @@ pub(super) struct Tables {
     pub(super) leases: BTreeMap<i64, Lease>,
     /// By kind, name and hand: the reason, the openings of the breaker, and the end (`None`: until resumed).
     pub(super) pauses: BTreeMap<PauseOf, PauseRow>,
-    /// The registered destinations.
-    pub(super) registered: BTreeMap<&'static str, Registered>,
-    /// The registered destinations that were removed.
+    /// The endpoints.
+    pub(super) registered: BTreeMap<&'static str, SimulatedEndpoint>,
+    /// The endpoints that were removed.
     pub(super) removed: BTreeSet<&'static str>,
     /// The patterns of topics that any relay has served.
     pub(super) served: BTreeSet<String>,
@@ -146,9 +146,9 @@ pub(super) struct Tables {
     pub(super) has_tenants: bool,
     pub(super) has_filters: bool,
     pub(super) verification: Verification,
-    /// The stamps of registered destinations while they were not verified.
+    /// The stamps of endpoints while they were not verified.
     pub(super) unverified: BTreeSet<i64>,
-    /// The most messages of a run at registered destinations.
+    /// The most messages of a run at endpoints.
     pub(super) key_run: usize,
     pub(super) last_stamp: i64,
     /// How many destinations were registered so far.
@@ -169,9 +169,9 @@ pub(super) struct Tables {
     pub(super) broken: Option<Broken>,
 }
 
-/// A registered destination.
+/// An endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Registered {
+pub(super) struct SimulatedEndpoint {
     pub(super) enabled: bool,
     pub(super) id: Uuid,
     /// The number of its tenant, if destinations have tenants.
@@ -465,7 +465,7 @@ impl Tables {
         if !is_verified {
             self.unverified.insert(stamp);
         }
-        let registered = Registered {
+        let registered = SimulatedEndpoint {
             enabled,
             id,
             tenant,
@@ -497,7 +497,7 @@ impl Tables {
         until: i64,
         now: i64,
     ) -> Option<&'static str> {
-        let is_due = |one: &Registered| one.enabled && !one.is_verified && one.ask_at <= now;
+        let is_due = |one: &SimulatedEndpoint| one.enabled && !one.is_verified && one.ask_at <= now;
         let (name, one) = self.registered.iter_mut().find(|(one, _)| **one == name)?;
         (one.stamp == stamp && is_due(one)).then(|| {
             one.ask_at = until;
@@ -538,7 +538,7 @@ impl Tables {
         let overlooks = self.broken == Some(Broken::OverlooksServedTopics);
         let ever = self.served.iter().filter(|_| !overlooks);
         Others {
-            registered: u32::try_from(serves.iter().filter(|one| one.has_registered()).count())
+            registered: u32::try_from(serves.iter().filter(|one| one.has_endpoints()).count())
                 .unwrap_or(u32::MAX),
             routes: serves.into_iter().map(Routes::of).collect(),
             topics: Patterns {
@@ -548,7 +548,7 @@ impl Tables {
         }
     }
 
-    /// What changes with the registered destinations, and with what relays serve. The same rows have the same marks.
+    /// What changes with the endpoints, and with what relays serve. The same rows have the same marks.
     pub(super) fn marks(&self, now: i64) -> Marks {
         let mark = |rows: String| {
             let mut hasher = DefaultHasher::new();
@@ -567,14 +567,14 @@ impl Tables {
         }
     }
 
-    /// The changes since the known state of the registered destinations.
+    /// The changes since the known state of the endpoints.
     pub(super) fn registered_since(
         &self,
         known: &Registry,
         waiting: &[String],
         is_strict: bool,
         now: i64,
-    ) -> Option<registered::Changes> {
+    ) -> Option<serving::Changes> {
         let broken = self.broken;
         let stamp = self.registered.values().map(|one| one.stamp).sum();
         let count = i64::try_from(self.registered.len()).unwrap_or(i64::MAX);
@@ -600,7 +600,7 @@ impl Tables {
                     Some(Broken::GivesOwnEventsToAll) => REGISTERED[1],
                     _ => name,
                 };
-                let mut row = RegisteredDestination::new(*name, &url).topics(wants::topics(asks));
+                let mut row = Endpoint::new(*name, &url).topics(wants::topics(asks));
                 row.enabled = one.enabled;
                 row.verification = match (self.verification, broken) {
                     (_, Some(Broken::OverlooksVerification)) => Verification::None,
@@ -632,10 +632,10 @@ impl Tables {
                     _ => {}
                 }
                 let (id, secrets) = (one.id, None);
-                rows.push((destinations::Registered { row, id, secrets }, one.stamp));
+                rows.push((endpoints::EndpointRow { row, id, secrets }, one.stamp));
             }
         }
-        Some(registered::Changes {
+        Some(serving::Changes {
             stamp: (count, stamp),
             rows,
             others: self.active_relays(now),
@@ -643,7 +643,7 @@ impl Tables {
             registrations,
             paused: Some(self.all_pauses(now)),
             gone: gone.into_keys().collect(),
-            ..registered::Changes::default()
+            ..serving::Changes::default()
         })
     }
 
@@ -937,7 +937,7 @@ impl Tables {
         let relays =
             serves.map(|(id, serves)| (id, "relay".to_owned(), serves, Refuses::default()));
         let mut served = Served::by_relays(relays);
-        if served.delivers_to_registered() {
+        if served.delivers_to_endpoints() {
             let names = |names: &mut dyn Iterator<Item = &&'static str>| -> Vec<String> {
                 names.map(|name| (*name).to_owned()).collect()
             };
@@ -949,7 +949,7 @@ impl Tables {
             };
             let mut there = names(&mut self.registered.keys());
             there.extend((!there.is_empty()).then(String::new));
-            served = served.with_registered(
+            served = served.with_endpoints(
                 there,
                 names(&mut self.removed.iter()),
                 self.served.iter().map(topic).collect(),

@@ -1,4 +1,4 @@
-//! Which messages a registered destination wants: its topics, its tenant and its filter. They follow from the topic and
+//! Which messages an endpoint wants: its topics, its tenant and its filter. They follow from the topic and
 //! the number of a message, so that the promises need no second record of them.
 
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::history::REGISTERED;
 use crate::own_topics;
 
-/// The topics of registered destinations. If relays have different settings, the first relay alone has a route for
+/// The topics of endpoints. If relays have different settings, the first relay alone has a route for
 /// `ROUTED`, to `a`, and only at each second start.
 pub(super) const TOPIC: &str = "c";
 pub(super) const ROUTED: &str = "d";

@@ -24,7 +24,7 @@ use crate::store::sql::{
     TimeAndSequence, all_of, clock_timestamp, escaped, given, hashtextextended, interval,
     pg_advisory_xact_lock, pg_try_advisory_xact_lock,
 };
-use crate::store::table::{audit as acts, destination};
+use crate::store::table::{audit as acts, endpoint};
 use crate::words::words;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -62,27 +62,27 @@ words! {
         /// A pause has ended.
         Resume = "resume",
         /// A destination is registered or changed.
-        PutDestination = "destination put",
+        PutEndpoint = "endpoint put",
         /// A destination is enabled.
-        EnableDestination = "destination enable",
+        EnableEndpoint = "endpoint enable",
         /// A destination is disabled.
-        DisableDestination = "destination disable",
+        DisableEndpoint = "endpoint disable",
         /// A destination is removed.
-        RemoveDestination = "destination remove",
+        RemoveEndpoint = "endpoint remove",
         /// A destination has a new secret.
-        RotateDestination = "destination rotate",
+        RotateEndpoint = "endpoint rotate",
         /// The secrets of destinations are encrypted with the newest key.
-        EncryptDestinations = "destination encrypt",
+        EncryptEndpoints = "endpoint encrypt",
         /// The endpoint of a destination is asked whether it wants messages.
-        VerifyDestination = "destination verify",
+        VerifyEndpoint = "endpoint verify",
         /// A destination gets an example.
-        TestDestination = "destination test",
+        TestEndpoint = "endpoint test",
         /// A message is sent to a destination again.
-        SendAgain = "destination send-again",
+        SendAgain = "endpoint send-again",
         /// A destination gets its dead letters, and perhaps what it missed.
-        RecoverDestination = "destination recover",
+        RecoverEndpoint = "endpoint recover",
         /// A destination gets what it missed.
-        BackfillDestination = "destination backfill",
+        BackfillEndpoint = "endpoint backfill",
     }
 }
 
@@ -253,9 +253,9 @@ pub(crate) fn audit(
 
 /// Blanks target and reason of acts that name the tenant or a destination of the tenant.
 pub(crate) fn blank(conn: &mut PgConnection, name: &OutboxName, tenant: Uuid) -> QueryResult<()> {
-    let of_tenant = destination::table(name.destination())
-        .filter(destination::tenant_id.assume_not_null().eq(tenant))
-        .select(destination::name);
+    let of_tenant = endpoint::table(name.endpoint())
+        .filter(endpoint::tenant_id.assume_not_null().eq(tenant))
+        .select(endpoint::name);
     let text = format!("%{tenant}%");
     let names_it = (acts::target.like(text.clone()).or(acts::why.like(text)))
         .or(acts::tenant_id.assume_not_null().eq(tenant));

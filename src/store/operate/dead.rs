@@ -166,7 +166,7 @@ pub(super) fn of_delivery(
 }
 
 /// Puts dead letters back into the outbox: due at once, with no attempts, and without an expiry that has passed.
-/// A letter stays dead if its idempotency key is in the outbox again, and ends for good if its registered destination was
+/// A letter stays dead if its idempotency key is in the outbox again, and ends for good if its endpoint was
 /// removed: relays write that into the ledger only. `operator`: who requeues, and why. Returns the number of requeued letters.
 pub(crate) fn requeue(
     conn: &mut PgConnection,
@@ -181,7 +181,7 @@ pub(crate) fn requeue(
 const TRIES: usize = 10_000;
 
 /// The same. `asked`: the destination of letters that name none; empty: the current routes decide. A letter that was
-/// for a registered destination stays addressed to this registration, whoever has the name now.
+/// for an endpoint stays addressed to this registration, whoever has the name now.
 ///
 /// A letter keeps its sequence, and with it its place in its ordering key. If another message has the sequence by now,
 /// the letter gets a new one.

@@ -29,7 +29,7 @@ use crate::name::OutboxName;
 use crate::public_error::public_error;
 use crate::schema::values::to_micros;
 use crate::status::Status;
-use crate::store::destinations::Which;
+use crate::store::endpoints::Which;
 use crate::store::filter::{equal, filter, is_of_registration};
 use crate::store::looking::looking_briefly;
 use crate::store::place::{Place, as_micros, from_micros};
@@ -51,7 +51,7 @@ filter! {
     ///
     /// ```
     /// use diesel_outbox::Status;
-    /// use diesel_outbox::destinations::{Deliveries, DeliveryFilter};
+    /// use diesel_outbox::endpoints::{Deliveries, DeliveryFilter};
     /// use std::time::{Duration, SystemTime};
     ///
     /// /// The next page of the dead letters of a tenant.
@@ -142,7 +142,7 @@ impl Delivery {
     /// name without an address and a name with a forbidden address give the same text.
     ///
     /// ```
-    /// use diesel_outbox::destinations::Delivery;
+    /// use diesel_outbox::endpoints::Delivery;
     ///
     /// fn describe(delivery: &Delivery) -> String {
     ///     match (delivery.http_status, delivery.public_error()) {
@@ -182,7 +182,7 @@ impl FailedAttempt {
     /// Why the attempt failed, in words for customers, like [`Delivery::public_error`].
     ///
     /// ```
-    /// use diesel_outbox::destinations::DeliveryDetails;
+    /// use diesel_outbox::endpoints::DeliveryDetails;
     ///
     /// fn errors(details: &DeliveryDetails) -> Vec<String> {
     ///     details.failed.iter().filter_map(|attempt| attempt.public_error()).collect()
@@ -529,7 +529,7 @@ impl Delivery {
     }
 }
 
-/// Sends a dead or delivered message of this registered destination there once more.
+/// Sends a dead or delivered message of this endpoint there once more.
 pub(crate) fn send_again(
     conn: &mut PgConnection,
     name: &OutboxName,

@@ -19,7 +19,7 @@ use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
 use diesel::{PgConnection, RunQueryDsl};
 
 use crate::name::OutboxName;
-use crate::store::destinations::{self, DestinationCounts};
+use crate::store::endpoints::{self, EndpointCounts};
 use crate::store::looking::{looking, looking_briefly};
 use crate::store::relay::served::{Unserved, served};
 use crate::store::relay::streams::{Found, streams};
@@ -38,7 +38,7 @@ const MOST_ROWS: i64 = 1_000;
 /// How long reading by index may take; it usually takes a few milliseconds.
 pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 
-/// The number of live messages, dead letters and registered destinations of an outbox. Delivered messages are not
+/// The number of live messages, dead letters and endpoints of an outbox. Delivered messages are not
 /// counted.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
@@ -47,8 +47,8 @@ pub struct Depths {
     pub lanes: Vec<LaneDepth>,
     /// The dead letters, by topic and destination, sorted.
     pub dead: Vec<DeadDepth>,
-    /// The registered destinations.
-    pub destinations: DestinationCounts,
+    /// The endpoints.
+    pub endpoints: EndpointCounts,
     /// At least one of the numbers is an estimate.
     pub is_estimate: bool,
 }
@@ -243,13 +243,13 @@ struct Read {
     rows: Vec<LaneRow>,
     factor: Option<f64>,
     dead: Vec<DeadDepth>,
-    destinations: DestinationCounts,
+    endpoints: EndpointCounts,
 }
 
 /// Few statements, because a relay repeats them.
 fn read(conn: &mut PgConnection, name: &OutboxName, care: Care) -> QueryResult<Read> {
-    let (destinations, pages) =
-        destinations::counts_and_pages(conn, name, [&name.outbox(), &name.dead()])?;
+    let (endpoints, pages) =
+        endpoints::counts_and_pages(conn, name, [&name.outbox(), &name.dead()])?;
     let [(from, factor), (dead, factor_of_dead)] =
         [(name.outbox(), pages[0]), (name.dead(), pages[1])]
             .map(|(table, pages)| sample::source(&table, pages, care));
@@ -257,7 +257,7 @@ fn read(conn: &mut PgConnection, name: &OutboxName, care: Care) -> QueryResult<R
         rows: counted(conn, &from, factor.is_some())?,
         factor,
         dead: dead::depths(conn, name, &dead, factor_of_dead)?,
-        destinations,
+        endpoints,
     })
 }
 
@@ -266,7 +266,7 @@ fn of_read(conn: &mut PgConnection, name: &OutboxName, read: Read) -> QueryResul
         rows,
         factor,
         dead,
-        destinations,
+        endpoints,
     } = read;
     let mut lanes = match factor {
         None => rows.into_iter().map(exact).collect(),
@@ -278,7 +278,7 @@ fn of_read(conn: &mut PgConnection, name: &OutboxName, read: Read) -> QueryResul
     Ok(Depths {
         lanes,
         dead,
-        destinations,
+        endpoints,
         is_estimate,
     })
 }

@@ -19,7 +19,7 @@ use crate::store::looking::looking;
 use crate::store::relay::pause::is_named;
 use crate::store::sql::{given, has_table_privilege, to_regclass};
 use crate::store::statement::unprepared;
-use crate::store::table::{attempt, dead, destination, ledger, outbox, pause};
+use crate::store::table::{attempt, dead, endpoint, ledger, outbox, pause};
 use crate::store::write::waiting::{cancel_waiting, free};
 
 /// The most rows that one search finds.
@@ -58,7 +58,7 @@ looks! {
     attempts: attempt.message_id as Uuid;
     /// Message ids of the ledger, one for each entry.
     entries: ledger.message_id as Uuid;
-    destinations: destination.name as String;
+    endpoints: endpoint.name as String;
 }
 
 /// Removes these messages, except messages that a live relay holds. The ledger gets an entry for each, because no
@@ -115,9 +115,9 @@ pub(crate) fn blank_entries(
     ids: &[Uuid],
 ) -> QueryResult<usize> {
     let of_tenant = || {
-        destination::table(name.destination())
-            .filter(destination::tenant_id.assume_not_null().eq(tenant))
-            .select(destination::name)
+        endpoint::table(name.endpoint())
+            .filter(endpoint::tenant_id.assume_not_null().eq(tenant))
+            .select(endpoint::name)
     };
     let nowhere = || "".into_sql::<Text>();
     update(ledger::table(name.ledger()))
@@ -145,19 +145,19 @@ pub(crate) fn blank_entries(
         .execute(conn)
 }
 
-/// Removes registered destinations. The pauses that the trigger inserts for them are removed, too, unless a message
+/// Removes endpoints. The pauses that the trigger inserts for them are removed, too, unless a message
 /// names the destination.
-pub(crate) fn remove_destinations(
+pub(crate) fn remove_endpoints(
     conn: &mut PgConnection,
     name: &OutboxName,
     tenant: Uuid,
     names: &[String],
 ) -> QueryResult<usize> {
     conn.transaction(|conn| {
-        let gone: Vec<String> = delete(destination::table(name.destination()))
-            .filter(destination::name.eq_any(names))
-            .filter(destination::tenant_id.assume_not_null().eq(tenant))
-            .returning(destination::name)
+        let gone: Vec<String> = delete(endpoint::table(name.endpoint()))
+            .filter(endpoint::name.eq_any(names))
+            .filter(endpoint::tenant_id.assume_not_null().eq(tenant))
+            .returning(endpoint::name)
             .load(conn)?;
         let mut unnamed = Vec::new();
         for one in &gone {
@@ -198,7 +198,7 @@ pub(crate) fn check_rights(
         (name.dead(), "DELETE"),
         (name.attempt(), "DELETE"),
         (name.ledger(), "UPDATE"),
-        (name.destination(), "DELETE"),
+        (name.endpoint(), "DELETE"),
         (name.pause(), "DELETE"),
         (name.audit(), "UPDATE"),
         (name.request(), "DELETE"),
@@ -253,14 +253,14 @@ mod tests {
              INSERT INTO {table} (topic, payload) SELECT 'order.paid', '1' FROM generate_series(1, {LIVE});
              INSERT INTO {table} (topic, destination, payload) VALUES ('order.paid', 'hook-7', '1');
              ANALYZE {table}",
-            destination = name.destination(),
+            destination = name.endpoint(),
             table = name.outbox()
         ))
         .expect("rows");
-        let names = destinations(conn, name, tenant, None).expect("names");
+        let names = endpoints(conn, name, tenant, None).expect("names");
         let scanned = conn
             .transaction(|conn| {
-                let removed = remove_destinations(conn, name, tenant, &names)?;
+                let removed = remove_endpoints(conn, name, tenant, &names)?;
                 assert_eq!(removed, 20);
                 select(sql::<BigInt>(&format!(
                     "pg_stat_get_xact_tuples_returned('{}'::regclass)",

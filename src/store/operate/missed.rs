@@ -1,9 +1,9 @@
-//! Messages that a registered destination has missed: it wants them, but was disabled or not there when they were fanned
-//! out. The outbox has those that still wait for another destination; the ledger has the others, if it keeps payloads.
+//! Messages that an endpoint has missed: it wants them, but was disabled or not there when they were fanned
+//! out. The outbox has those that still wait for another endpoint; the ledger has the others, if it keeps payloads.
 //!
 //! A missed message is placed as the part that the fan-out would have placed: same id, key, content and times, and the
 //! place of the original message in its ordering key (`split_from`). So no table records what is done: a message is
-//! missed as long as the destination has neither a live message, nor a dead letter, nor a ledger entry of it.
+//! missed as long as the endpoint has neither a live message, nor a dead letter, nor a ledger entry of it.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -19,37 +19,37 @@ use diesel::sql_types::{Array, BigInt, Bool, Nullable, Text, Timestamptz, Uuid a
 use diesel::{PgConnection, select};
 use uuid::Uuid;
 
+use crate::endpoint::Endpoint;
 use crate::filter::{Filter, Outcome, evaluate};
 use crate::name::OutboxName;
-use crate::registered_destination::RegisteredDestination;
 use crate::routes::matches_any;
-use crate::store::destinations::Registered;
+use crate::store::endpoints::EndpointRow;
 use crate::store::looking::{looking, looking_for};
 use crate::store::open_part;
 use crate::store::place::{as_micros, from_micros};
 use crate::store::sql::{JsonText, MaybeJson, all_of, clock_timestamp, coalesce, given};
 use crate::store::statement::{unprepared, unprepared_statement};
-use crate::store::table::{destination, ledger, outbox};
+use crate::store::table::{endpoint, ledger, outbox};
 
 /// The most messages that one search finds.
 pub(crate) const LOOK: usize = 100_000;
 /// Messages whose payloads are in memory at once while a filter is evaluated. A payload has at most 1 MiB.
 const PAYLOADS: usize = 100;
 
-/// What a destination wants, of a time.
+/// What an endpoint wants, of a time.
 #[derive(Debug)]
 pub(crate) struct Wanted {
     name: String,
     registration: Uuid,
     tenant_id: Option<Uuid>,
     filter: Option<Filter>,
-    /// The topics in the outbox and the ledger that the destination subscribes to.
+    /// The topics in the outbox and the ledger that the endpoint subscribes to.
     topics: Vec<String>,
     since: PgTimestamp,
     until: PgTimestamp,
 }
 
-/// A message that the destination has missed.
+/// A message that the endpoint has missed.
 #[derive(Debug, Clone, Queryable)]
 pub(crate) struct Missed {
     message_id: Uuid,
@@ -88,12 +88,12 @@ impl Bulked {
     }
 }
 
-/// What the destination wants of the messages that were enqueued since this time, and are fanned out now. `None`: there was
+/// What the endpoint wants of the messages that were enqueued since this time, and are fanned out now. `None`: there was
 /// no time `left`.
 pub(crate) fn wanted(
     conn: &mut PgConnection,
     name: &OutboxName,
-    Registered { row, id, .. }: &Registered,
+    EndpointRow { row, id, .. }: &EndpointRow,
     since: SystemTime,
     left: Option<Duration>,
 ) -> QueryResult<Option<Wanted>> {
@@ -127,7 +127,7 @@ pub(crate) fn wanted(
     topics.retain(|topic| matches_any(&row.topics, topic));
     let filter = row.filter.as_ref().map(Filter::new).transpose();
     let filter = filter.map_err(|error| QueryBuilderError(format!("filter: {error}").into()))?;
-    let RegisteredDestination {
+    let Endpoint {
         name, tenant_id, ..
     } = row.clone();
     Ok(Some(Wanted {
@@ -141,11 +141,11 @@ pub(crate) fn wanted(
     }))
 }
 
-/// Whether the destination $1, in its registration $2, has nothing of the message `l`. A fan-out that is not finished still
+/// Whether the endpoint $1, in its registration $2, has nothing of the message `l`. A fan-out that is not finished still
 /// brings its part, unless it has passed the name: parts are placed in the order of the names' bytes.
 ///
-/// Each is a probe of an index. `OFFSET 0` and `IS TRUE` keep the planner from a join of all rows of the destination, for
-/// which its statistics may be very wrong: a recovered destination has just lost its dead letters, or got many messages.
+/// Each is a probe of an index. `OFFSET 0` and `IS TRUE` keep the planner from a join of all rows of the endpoint, for
+/// which its statistics may be very wrong: a recovered endpoint has just lost its dead letters, or got many messages.
 fn is_missed(name: &OutboxName) -> String {
     let is_its = "e.message_id = l.message_id AND (e.destination = $1) IS TRUE";
     format!(
@@ -161,8 +161,8 @@ fn is_missed(name: &OutboxName) -> String {
     )
 }
 
-/// What was fanned out, from the ledger and from the outbox: messages that named no destination, or of which this cannot
-/// be told. A retried message names its registered destination from then on, so it looks like a message that always did:
+/// What was fanned out, from the ledger and from the outbox: messages that named no endpoint, or of which this cannot
+/// be told. A retried message names its endpoint from then on, so it looks like a message that always did:
 /// it counts as missed. `settled`: a condition for entries of the ledger.
 fn fanned_out(name: &OutboxName, settled: &str) -> String {
     let content = "message_id, topic, payload, headers, ordering_key, idempotency_key, digest, tenant_id, created_at, occurred_at";
@@ -218,10 +218,10 @@ pub(crate) fn look(
     looking_for(conn, left, |conn| missed.load(conn))
 }
 
-/// Places these messages for the destination, in their order, and records who did. Without `operator`, only counts.
-/// `None`: the destination is gone, or is another registration by now.
+/// Places these messages for the endpoint, in their order, and records who did. Without `operator`, only counts.
+/// `None`: the endpoint is gone, or is another registration by now.
 ///
-/// The row of the destination is locked, so that two runs place no message twice.
+/// The row of the endpoint is locked, so that two runs place no message twice.
 pub(crate) fn step(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -234,10 +234,10 @@ pub(crate) fn step(
         Some(filter) => matching(conn, name, filter, &with_payload)?,
         None => with_payload.clone(),
     };
-    let found = destination::table(name.destination())
-        .filter(destination::name.eq(&wanted.name))
-        .filter(destination::id.eq(wanted.registration))
-        .select(destination::id);
+    let found = endpoint::table(name.endpoint())
+        .filter(endpoint::name.eq(&wanted.name))
+        .filter(endpoint::id.eq(wanted.registration))
+        .select(endpoint::id);
     let placed = match operator {
         None => matching.len(),
         Some(operator) => {

@@ -6,12 +6,12 @@ use diesel::result::QueryResult;
 use uuid::Uuid;
 
 use crate::name::OutboxName;
-use crate::store::destinations::{self, Which};
+use crate::store::endpoints::{self, Which};
 use crate::store::filter::is_of_registration;
 use crate::store::sql::{On, all_of, given};
 use crate::store::table::{attempt, dead, ledger, outbox};
 
-/// Whose deliveries are meant: those to a destination. If the name is registered, only those of its registration, and
+/// Whose deliveries are meant: those to an endpoint. If the name is registered, only those of its registration, and
 /// those that were addressed by the name alone.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Recipient<'a> {
@@ -36,13 +36,13 @@ macro_rules! theirs {
 }
 
 impl<'a> Recipient<'a> {
-    /// `None`: the tenant has no such destination.
+    /// `None`: the tenant has no such endpoint.
     pub(super) fn find(
         conn: &mut PgConnection,
         name: &OutboxName,
         which: Which<'a>,
     ) -> QueryResult<Option<Self>> {
-        let registration = destinations::registration(conn, name, which)?;
+        let registration = endpoints::registration(conn, name, which)?;
         let is_there = registration.is_some() || which.tenant.is_none();
         Ok(is_there.then_some(Self {
             destination: which.name,
@@ -52,7 +52,7 @@ impl<'a> Recipient<'a> {
     }
 
     theirs! {
-        /// Their live messages that name the destination.
+        /// Their live messages that name the endpoint.
         live: outbox;
         /// Their dead letters.
         letters: dead;

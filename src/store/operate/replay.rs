@@ -21,8 +21,8 @@ use crate::message::replays::replayed;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
 use crate::status::Status;
-use crate::store::destinations::{self, Which};
 use crate::store::digest_of;
+use crate::store::endpoints::{self, Which};
 use crate::store::filter::{equal, filter, is_of_registration};
 use crate::store::looking::looking;
 use crate::store::open_part;
@@ -127,7 +127,7 @@ pub(crate) fn begin(
                 name: which,
                 tenant: None,
             };
-            destinations::registration(conn, name, which)?
+            endpoints::registration(conn, name, which)?
         }
         None => None,
     };

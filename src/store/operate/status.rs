@@ -19,7 +19,7 @@ use crate::store::relay::pause::{self, Pausable};
 use crate::store::relay::streams;
 use crate::store::sql::{MaybeJson, clock_timestamp, now};
 use crate::store::statement::unprepared_statement;
-use crate::store::table::{destination, lease, outbox};
+use crate::store::table::{endpoint, lease, outbox};
 
 /// The lease of a relay that is or was running.
 #[derive(Debug, Clone)]
@@ -41,11 +41,10 @@ pub struct LeaseRow {
     pub stands_by: bool,
     /// `OUTBOX_ENABLED` is true: the relay claims messages.
     pub enabled: bool,
-    /// The names of the relay's destinations (`default`: that of `OUTBOX_URL`) and groups of handlers, without registered
-    /// destinations.
+    /// The names of the relay's destinations (`default`: that of `OUTBOX_URL`) and groups of handlers, without endpoints.
     pub destinations: Vec<String>,
-    /// Whether the relay sends to registered destinations.
-    pub registered: bool,
+    /// Whether the relay sends to endpoints.
+    pub endpoints: bool,
 }
 
 impl LeaseRow {
@@ -96,7 +95,7 @@ pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
             silent: silent.contains_key(&id),
             stands_by,
             enabled,
-            registered: serves.has_registered(),
+            endpoints: serves.has_endpoints(),
             destinations: serves.names(),
         }
     };
@@ -143,9 +142,9 @@ pub(crate) fn work(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Wo
             .filter(|one| lasts(one.left))
             .map(|one| (one.kind.as_str(), one.name.as_str()))
             .collect();
-        let disabled: HashSet<String> = destination::table(name.destination())
-            .filter(not(destination::enabled))
-            .select(destination::name)
+        let disabled: HashSet<String> = endpoint::table(name.endpoint())
+            .filter(not(endpoint::enabled))
+            .select(endpoint::name)
             .load(conn)?
             .into_iter()
             .collect();
@@ -156,11 +155,11 @@ pub(crate) fn work(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Wo
                 && !paused.contains(&(Pausable::Destination.as_str(), destination.as_str()))
         });
     }
-    let verification_due = destination::verification_due;
-    let unverified = destination::table(name.destination())
-        .filter(destination::enabled)
-        .filter(destination::verification.ne("none"))
-        .filter(destination::verified_at.is_null())
+    let verification_due = endpoint::verification_due;
+    let unverified = endpoint::table(name.endpoint())
+        .filter(endpoint::enabled)
+        .filter(endpoint::verification.ne("none"))
+        .filter(endpoint::verified_at.is_null())
         .filter(
             verification_due
                 .is_null()

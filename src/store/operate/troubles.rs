@@ -48,7 +48,7 @@ pub struct TroubleCount {
     /// The destination that the messages name, that a route sends them to, or that was used; empty: none, or several.
     #[diesel(sql_type = Text)]
     pub destination: String,
-    /// The reason: the name of a [`ReasonCode`](crate::ReasonCode), `DISABLED` (the registered destination is disabled), or `LEASE_REMOVED`: somebody has removed the row of
+    /// The reason: the name of a [`ReasonCode`](crate::ReasonCode), `DISABLED` (the endpoint is disabled), or `LEASE_REMOVED`: somebody has removed the row of
     /// the lease that holds the messages. A running relay takes the messages over within seconds.
     #[diesel(sql_type = Text)]
     pub reason: String,

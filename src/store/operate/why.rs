@@ -16,14 +16,14 @@ use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
 use crate::status::ReasonCode;
-use crate::store::destinations::is_unverified;
+use crate::store::endpoints::is_unverified;
 use crate::store::place::{from_micros, rfc3339};
 use crate::store::relay::lease::{SilentRelay, is_not_over, leases, silent};
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable};
 use crate::store::relay::served::{Served, Unserved, served};
 use crate::store::sql::{On, all_of, clock_timestamp, given};
 use crate::store::statement::{unprepared, unprepared_statement};
-use crate::store::table::{destination, lease, outbox};
+use crate::store::table::{endpoint, lease, outbox};
 use crate::words::words;
 
 /// Why a live message is not sent yet, and until when. The text of each reason begins with fixed words, such as
@@ -69,7 +69,7 @@ pub enum WaitReason {
         /// The end of the pause, RFC 3339. `None`: until someone resumes the destination.
         until: Option<String>,
     },
-    /// The registered destination is disabled.
+    /// The endpoint is disabled.
     DestinationDisabled {
         /// The name of the destination.
         destination: String,
@@ -78,7 +78,7 @@ pub enum WaitReason {
         /// Why the destination is disabled.
         reason: String,
     },
-    /// The endpoint of the registered destination has not shown yet that it wants messages.
+    /// The endpoint of the endpoint has not shown yet that it wants messages.
     NotVerified {
         /// The name of the destination.
         destination: String,
@@ -341,9 +341,9 @@ pub(crate) struct Facts {
     /// `None`: a test's relay, which serves everything and ignores pauses.
     served: Option<Served>,
     pauses: HashMap<(String, String), Pause>,
-    /// The registered destinations to which nothing is sent, and why.
+    /// The endpoints to which nothing is sent, and why.
     stopped: HashMap<String, WaitReason>,
-    /// The rate limits of registered destinations.
+    /// The rate limits of endpoints.
     rates: HashMap<String, String>,
     /// Of the leases, those of silent relays.
     silent: HashMap<i64, SilentRelay>,
@@ -682,7 +682,7 @@ type Stopped = (
     Option<String>,
 );
 
-/// The registered destinations to which nothing is sent, and why.
+/// The endpoints to which nothing is sent, and why.
 pub(crate) fn stopped(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -696,14 +696,14 @@ fn stopped_of(
     name: &OutboxName,
     only: Option<&str>,
 ) -> QueryResult<HashMap<String, WaitReason>> {
-    let stopped: Vec<Stopped> = destination::table(name.destination())
-        .filter(not(destination::enabled).or(is_unverified()))
+    let stopped: Vec<Stopped> = endpoint::table(name.endpoint())
+        .filter(not(endpoint::enabled).or(is_unverified()))
         .filter(is_only(only))
         .select((
-            destination::name,
-            destination::enabled,
-            (destination::disabled_by, destination::disabled_reason),
-            destination::verification_error,
+            endpoint::name,
+            endpoint::enabled,
+            (endpoint::disabled_by, endpoint::disabled_reason),
+            endpoint::verification_error,
         ))
         .load(conn)?;
     let reason = |(name, is_enabled, (by, reason), error): Stopped| {
@@ -722,26 +722,21 @@ fn stopped_of(
 }
 
 /// The row is this destination, or any.
-fn is_only(only: Option<&str>) -> On<'_, destination::table> {
-    all_of([given(only, |name| destination::name.eq(name))])
+fn is_only(only: Option<&str>) -> On<'_, endpoint::table> {
+    all_of([given(only, |name| endpoint::name.eq(name))])
 }
 
-/// The rate limits of registered destinations, by name; with `only`, of this destination.
+/// The rate limits of endpoints, by name; with `only`, of this destination.
 fn rates(
     conn: &mut PgConnection,
     name: &OutboxName,
     only: Option<&str>,
 ) -> QueryResult<HashMap<String, String>> {
-    let limited: Vec<(String, Option<String>, Option<String>)> =
-        destination::table(name.destination())
-            .filter((destination::rate.is_not_null()).or(destination::allowed_rate.is_not_null()))
-            .filter(is_only(only))
-            .select((
-                destination::name,
-                destination::rate,
-                destination::allowed_rate,
-            ))
-            .load(conn)?;
+    let limited: Vec<(String, Option<String>, Option<String>)> = endpoint::table(name.endpoint())
+        .filter((endpoint::rate.is_not_null()).or(endpoint::allowed_rate.is_not_null()))
+        .filter(is_only(only))
+        .select((endpoint::name, endpoint::rate, endpoint::allowed_rate))
+        .load(conn)?;
     let lower = |(name, own, allowed): (String, Option<String>, Option<String>)| {
         let own = own.and_then(|rate| rate.parse::<Rate>().ok());
         let allowed = allowed.and_then(|rate| Rate::asked(&rate).ok());

@@ -156,7 +156,7 @@ pub(crate) struct Claimant<'a> {
     pub(crate) runs: Option<&'a dyn Runs>,
     /// Which messages are left to other relays, if some may be.
     pub(crate) namesakes: Option<&'a Namesakes>,
-    /// Up to where the relay has read the changes of registered destinations, if it sends to some.
+    /// Up to where the relay has read the changes of endpoints, if it sends to some.
     pub(crate) read_to: Option<&'a ReadTo>,
 }
 

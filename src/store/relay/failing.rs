@@ -1,7 +1,7 @@
-//! Since when a registered destination has failed, according to its row.
+//! Since when an endpoint has failed, according to its row.
 //!
-//! The first failure after a success begins an episode (`failing_since`). After ten minutes the destination is failing
-//! (`failing`): a destination that fails now and then is not worth a message to anybody, nor is one that has refused a
+//! The first failure after a success begins an episode (`failing_since`). After ten minutes the endpoint is failing
+//! (`failing`): an endpoint that fails now and then is not worth a message to anybody, nor is one that has refused a
 //! message for good, unless it then fails again. A success ends the episode; so do a new URL, and disabling and enabling (a trigger). Relays change the row under its lock: so
 //! of all relays, one sees each change, and writes the event in the same transaction.
 
@@ -18,17 +18,17 @@ use diesel::{PgConnection, update};
 
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
-use crate::store::destinations::{AsSeen, is_as_seen};
+use crate::store::endpoints::{AsSeen, is_as_seen};
 use crate::store::sql::{On, all_of, clock_timestamp, given, interval};
-use crate::store::table::destination;
+use crate::store::table::endpoint;
 
-/// How long no send must have succeeded for the destination to be failing.
+/// How long no send must have succeeded for the endpoint to be failing.
 pub(crate) const FAILING_AFTER: Duration = Duration::from_secs(600);
 
-/// What the row of a destination says about its failures.
+/// What the row of an endpoint says about its failures.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Failures {
-    /// For how long the destination has failed; `None`: the last send has succeeded.
+    /// For how long the endpoint has failed; `None`: the last send has succeeded.
     pub(crate) lasts: Option<Duration>,
     pub(crate) is_failing: bool,
 }
@@ -42,7 +42,7 @@ pub(crate) enum Turn {
 
 impl Failures {
     /// After a failed send, the last of a relay that has failed for this time, or (`None`) after a successful one. Only
-    /// the row knows of the successes of all relays: what it says decides whether the destination is failing.
+    /// the row knows of the successes of all relays: what it says decides whether the endpoint is failing.
     pub(crate) fn after(self, failed_for: Option<Duration>) -> Self {
         let Some(failed_for) = failed_for else {
             return Self::default();
@@ -72,7 +72,7 @@ pub(crate) struct Recorded {
 /// What has begun, the first failure of the episode, and the reason if one has begun.
 pub(crate) type Turned = (Turn, PgTimestamp, Option<ReasonCode>);
 
-/// Records that the destination has failed for this time at a relay, last for this reason, or (`None`) that it works.
+/// Records that the endpoint has failed for this time at a relay, last for this reason, or (`None`) that it works.
 /// `None`: the row is gone, or has changed since it was seen.
 pub(crate) fn record(
     conn: &mut PgConnection,
@@ -81,13 +81,13 @@ pub(crate) fn record(
     failed: Option<(Duration, ReasonCode)>,
 ) -> QueryResult<Option<Recorded>> {
     let (failed_for, reason) = failed.unzip();
-    let table = || destination::table(name.destination());
+    let table = || endpoint::table(name.endpoint());
     let found: Option<(Option<PgTimestamp>, bool, PgTimestamp)> = table()
         .filter(is_as_seen(seen))
         .for_no_key_update()
         .select((
-            destination::failing_since,
-            destination::failing,
+            endpoint::failing_since,
+            endpoint::failing,
             clock_timestamp(),
         ))
         .get_result(conn)
@@ -103,11 +103,11 @@ pub(crate) fn record(
     let next_since = failures.lasts.map(|lasts| since.unwrap_or(ago(lasts, now)));
     if (next_since, failures.is_failing) != (since, is_failing) {
         update(table())
-            .filter(destination::name.eq(seen.name))
+            .filter(endpoint::name.eq(seen.name))
             .set((
-                destination::failing_since.eq(next_since),
-                destination::failing_reason.eq(reason),
-                destination::failing.eq(failures.is_failing),
+                endpoint::failing_since.eq(next_since),
+                endpoint::failing_reason.eq(reason),
+                endpoint::failing.eq(failures.is_failing),
             ))
             .execute(conn)?;
     }
@@ -116,43 +116,43 @@ pub(crate) fn record(
     Ok(Some(Recorded { failures, turn }))
 }
 
-/// Nothing was sent to the destination since ten minutes of failures were over.
-fn is_overdue() -> On<'static, destination::table> {
+/// Nothing was sent to the endpoint since ten minutes of failures were over.
+fn is_overdue() -> On<'static, endpoint::table> {
     let ten_minutes_ago = clock_timestamp().nullable() - interval(FAILING_AFTER);
-    let has_passed = (destination::failing_since.le(ten_minutes_ago)).assume_not_null();
-    let counts = destination::failing_reason
+    let has_passed = (endpoint::failing_since.le(ten_minutes_ago)).assume_not_null();
+    let counts = endpoint::failing_reason
         .assume_not_null()
         .ne(ReasonCode::Rejected);
-    let is_not_told = destination::enabled.and(not(destination::failing));
+    let is_not_told = endpoint::enabled.and(not(endpoint::failing));
     Box::new(
         is_not_told
-            .and(destination::failing_since.is_not_null())
+            .and(endpoint::failing_since.is_not_null())
             .and(has_passed)
             .and(counts),
     )
 }
 
-/// The number of these destinations.
+/// The number of these endpoints.
 pub(crate) fn count_overdue(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<i64> {
-    let overdue = destination::table(name.destination()).filter(is_overdue());
+    let overdue = endpoint::table(name.endpoint()).filter(is_overdue());
     overdue.count().get_result(conn)
 }
 
-/// Makes the destinations failing to which nothing was sent since ten minutes of failures were over. Returns their names
+/// Makes the endpoints failing to which nothing was sent since ten minutes of failures were over. Returns their names
 /// and episodes. Passes over rows that others have locked.
 pub(crate) fn record_overdue(
     conn: &mut PgConnection,
     name: &OutboxName,
 ) -> QueryResult<Vec<(String, Turned)>> {
-    let table = || destination::table(name.destination());
+    let table = || endpoint::table(name.endpoint());
     let overdue: Vec<(String, PgTimestamp, String)> = table()
         .filter(is_overdue())
         .for_no_key_update()
         .skip_locked()
         .select((
-            destination::name,
-            destination::failing_since.assume_not_null(),
-            destination::failing_reason.assume_not_null(),
+            endpoint::name,
+            endpoint::failing_since.assume_not_null(),
+            endpoint::failing_reason.assume_not_null(),
         ))
         .load(conn)?;
     if overdue.is_empty() {
@@ -160,8 +160,8 @@ pub(crate) fn record_overdue(
     }
     let names = overdue.iter().map(|(name, ..)| name);
     update(table())
-        .filter(destination::name.eq_any(names))
-        .set(destination::failing.eq(true))
+        .filter(endpoint::name.eq_any(names))
+        .set(endpoint::failing.eq(true))
         .execute(conn)?;
     // A newer relay may have written a code that this one does not know.
     let turned =
@@ -169,20 +169,20 @@ pub(crate) fn record_overdue(
     Ok(overdue.into_iter().map(turned).collect())
 }
 
-/// The destinations that have failed since their last success: all, or with `only` those of these names.
+/// The endpoints that have failed since their last success: all, or with `only` those of these names.
 pub(crate) fn all(
     conn: &mut PgConnection,
     name: &OutboxName,
     only: Option<&[&str]>,
 ) -> QueryResult<Vec<(String, Failures)>> {
-    let is_meant = all_of([given(only, |names| destination::name.eq_any(names))]);
-    let found = destination::table(name.destination())
-        .filter(destination::failing_since.is_not_null())
+    let is_meant = all_of([given(only, |names| endpoint::name.eq_any(names))]);
+    let found = endpoint::table(name.endpoint())
+        .filter(endpoint::failing_since.is_not_null())
         .filter(is_meant)
         .select((
-            destination::name,
-            destination::failing_since.assume_not_null(),
-            destination::failing,
+            endpoint::name,
+            endpoint::failing_since.assume_not_null(),
+            endpoint::failing,
             clock_timestamp(),
         ))
         .load::<(String, PgTimestamp, bool, PgTimestamp)>(conn)?;
@@ -219,7 +219,7 @@ mod tests {
             "INSERT INTO {} (name, url, failing_since, failing_reason) VALUES
                 ('a', 'https://a.example', now() - interval '1 h', 'OF_TOMORROW'),
                 ('b', 'https://b.example', now() - interval '1 h', 'TIMEOUT')",
-            name.destination()
+            name.endpoint()
         ))
         .expect("rows");
         let mut found = record_overdue(conn, name).expect("they are failing");

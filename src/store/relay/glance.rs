@@ -37,7 +37,7 @@ pub(crate) struct Glance {
     pub(crate) is_any_over: bool,
 }
 
-/// Numbers that change with the rows of registered destinations, and with what the relays of an outbox serve.
+/// Numbers that change with the rows of endpoints, and with what the relays of an outbox serve.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Marks {
     pub(crate) destinations: Option<i64>,

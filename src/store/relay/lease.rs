@@ -158,7 +158,7 @@ pub(crate) fn register(
     })
 }
 
-/// Records which registered destinations the relay of this lease refuses.
+/// Records which endpoints the relay of this lease refuses.
 pub(crate) fn publish_refusals(
     conn: &mut PgConnection,
     name: &OutboxName,

@@ -1,5 +1,5 @@
 //! Events about the outbox itself (`OUTBOX_OWN_EVENTS`): messages in the same outbox, written in the transaction that
-//! caused the event, and routed like any message. Each is about a destination, and has its tenant.
+//! caused the event, and routed like any message. Each is about an endpoint, and has its tenant.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::name::OutboxName;
 use crate::own_topics::{DEAD, DISABLED, FAILING, OPENED, PAUSED, RECOVERED, is_own};
 use crate::public_error::of_disabled;
 use crate::status::ReasonCode;
-use crate::store::destinations::{self, AsSeen};
+use crate::store::endpoints::{self, AsSeen};
 use crate::store::place::rfc3339;
 use crate::store::sql::{Json, JsonText, clock_timestamp};
 use crate::store::table::outbox;
@@ -37,7 +37,7 @@ fn write(
     destination: &str,
     facts: Value,
 ) -> QueryResult<()> {
-    let tenants = destinations::tenants(conn, name, &[destination])?;
+    let tenants = endpoints::tenants(conn, name, &[destination])?;
     let tenant_id = tenants.get(destination).copied();
     insert_into(outbox::table(name.outbox()))
         .values((
@@ -50,7 +50,7 @@ fn write(
         .map(drop)
 }
 
-/// The destination, its tenant and these facts, as JSON.
+/// The endpoint, its tenant and these facts, as JSON.
 fn payload(destination: &str, tenant_id: Option<Uuid>, facts: Value) -> String {
     let mut all = json!({
         "destination": destination,
@@ -62,7 +62,7 @@ fn payload(destination: &str, tenant_id: Option<Uuid>, facts: Value) -> String {
     all.to_string()
 }
 
-/// Writes the event that the destination fails from now on, or works again.
+/// Writes the event that the endpoint fails from now on, or works again.
 pub(crate) fn tell_failing(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -80,7 +80,7 @@ pub(crate) fn tell_failing(
     write(conn, name, topic, destination, facts)
 }
 
-/// Like [`disable_as_seen`](destinations::disable_as_seen), and writes an event.
+/// Like [`disable_as_seen`](endpoints::disable_as_seen), and writes an event.
 pub(crate) fn disable(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -89,7 +89,7 @@ pub(crate) fn disable(
     failed_for: Option<Duration>,
 ) -> QueryResult<bool> {
     let why = (by, reason);
-    let is_disabled = destinations::disable_as_seen(conn, name, seen, why, failed_for)?;
+    let is_disabled = endpoints::disable_as_seen(conn, name, seen, why, failed_for)?;
     if is_disabled {
         let facts = json!({ "reason": of_disabled(reason) });
         write(conn, name, DISABLED, seen.name, facts)?;
@@ -97,7 +97,7 @@ pub(crate) fn disable(
     Ok(is_disabled)
 }
 
-/// Pauses a destination until it is resumed, and writes an event unless the destination was paused so before.
+/// Pauses an endpoint until it is resumed, and writes an event unless the endpoint was paused so before.
 pub(crate) fn pause(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -113,7 +113,7 @@ pub(crate) fn pause(
 }
 
 /// Records that a breaker is open, and writes an event if the breaker was closed before. A failed probe does not open
-/// the breaker again. So a failing destination that gets the event of its own breaker gets only one.
+/// the breaker again. So a failing endpoint that gets the event of its own breaker gets only one.
 pub(crate) fn open_breaker(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -129,7 +129,7 @@ pub(crate) fn open_breaker(
     write(conn, name, OPENED, destination, facts)
 }
 
-/// Counts these dead letters in the event of their destination and minute. A dead-lettered event is not counted: that
+/// Counts these dead letters in the event of their endpoint and minute. A dead-lettered event is not counted: that
 /// would never end.
 pub(crate) fn count_dead<'a>(
     conn: &mut PgConnection,
@@ -161,7 +161,7 @@ fn add(
     let all: Vec<&str> = counts.keys().copied().collect();
     let tenants = match all.is_empty() {
         true => HashMap::new(),
-        false => destinations::tenants(conn, name, &all)?,
+        false => endpoints::tenants(conn, name, &all)?,
     };
     let mut tries = 0;
     while !counts.is_empty() {

@@ -23,12 +23,12 @@ use crate::store::paused::{is_on, of_tenants};
 use crate::store::relay::streams::{is_of, streams_to};
 use crate::store::sql::{On, clock_timestamp, interval, length};
 use crate::store::statement::unprepared;
-use crate::store::table::{candidate, destination, pause};
+use crate::store::table::{candidate, endpoint, pause};
 
 /// The reason of a row that a circuit breaker wrote.
 pub(crate) const BREAKER_OPEN: &str = "BREAKER_OPEN";
 
-/// The kind of a row for a registered destination that was removed. A trigger writes the row.
+/// The kind of a row for an endpoint that was removed. A trigger writes the row.
 const REMOVED: &str = "removed";
 
 /// How many removals one call looks at.
@@ -76,12 +76,12 @@ pub(super) fn is_pause() -> On<'static, pause::table> {
     Box::new(pause::kind.eq_any(kinds.collect::<Vec<_>>()))
 }
 
-/// The row marks a removed registered destination, and is no pause.
+/// The row marks a removed endpoint, and is no pause.
 fn is_removal() -> On<'static, pause::table> {
     Box::new(pause::kind.eq(REMOVED))
 }
 
-/// Those of these names whose registered destinations were removed. There may be many removals, so nobody reads them all
+/// Those of these names whose endpoints were removed. There may be many removals, so nobody reads them all
 /// to send messages.
 pub(crate) fn removed_of(
     conn: &mut PgConnection,
@@ -108,7 +108,7 @@ pub(in crate::store) fn removed_again(name: &OutboxName, rows: &str) -> String {
           ORDER BY r.destination
          ON CONFLICT (kind, name, paused_by) DO UPDATE SET paused_at = clock_timestamp()",
         pause = name.pause(),
-        destination = name.destination(),
+        destination = name.endpoint(),
         reason = ReasonCode::DestinationRemoved.as_str(),
         of_route = Uuid::nil(),
     )
@@ -431,12 +431,9 @@ pub(crate) fn forget_removed(
     for one in oldest {
         conn.transaction(|conn| {
             // A row that is locked here cannot be removed before the mark. A row that is just being removed is left out.
-            let there = destination::table(name.destination());
-            let there = QueryDsl::filter(there, destination::name.eq(&one));
-            let there = there
-                .select(destination::name)
-                .for_key_share()
-                .skip_locked();
+            let there = endpoint::table(name.endpoint());
+            let there = QueryDsl::filter(there, endpoint::name.eq(&one));
+            let there = there.select(endpoint::name).for_key_share().skip_locked();
             let has_returned = !there.load::<String>(conn)?.is_empty();
             let mark = is_removal().and(is_old()).and(pause::name.eq(&one));
             // Whoever has locked the mark makes it new.
@@ -579,7 +576,7 @@ mod tests {
              INSERT INTO {table} (topic, destination, ordering_key, payload) VALUES
                 ('a', '', NULL, '1'), ('b', 'other', NULL, '1'), ('c', 'acme', 'k', '1');
              DELETE FROM {destination}",
-            destination = name.destination(),
+            destination = name.endpoint(),
             table = name.outbox()
         ))
         .expect("rows");
@@ -627,14 +624,14 @@ mod tests {
         let (conn, name) = (&mut outbox.connect(), &outbox.name);
         let insert = format!(
             "INSERT INTO {} (name, url) VALUES ('acme', 'https://a.example')",
-            name.destination()
+            name.endpoint()
         );
         conn.batch_execute(&insert).expect("registered");
         let mut other = outbox.connect();
         other
             .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
             .expect("a snapshot");
-        conn.batch_execute(&format!("DELETE FROM {}", name.destination()))
+        conn.batch_execute(&format!("DELETE FROM {}", name.endpoint()))
             .expect("removed");
         other
             .batch_execute(&format!("{insert}; COMMIT"))
@@ -651,7 +648,7 @@ mod tests {
         );
         conn.batch_execute(&message).expect("a message");
         other
-            .batch_execute(&format!("BEGIN; DELETE FROM {}", name.destination()))
+            .batch_execute(&format!("BEGIN; DELETE FROM {}", name.endpoint()))
             .expect("removed");
         forget_removed(conn, name, Duration::ZERO).expect("an answer");
         other.batch_execute("ROLLBACK").expect("kept");
@@ -677,7 +674,7 @@ mod tests {
             let shown = |one: &Paused| (one.name.clone(), one.reason.clone(), one.openings);
             rows.iter().map(shown).collect::<Vec<_>>()
         };
-        let table = name.destination();
+        let table = name.endpoint();
         for _ in 0..2 {
             conn.batch_execute(&format!(
                 "INSERT INTO {table} (name, url) SELECT unnest('{{gone,paused,open}}'::text[]), 'https://a.example'"

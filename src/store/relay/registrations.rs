@@ -1,4 +1,4 @@
-//! The records of the latest changes of registered destinations. A trigger writes one for each changed row, with the number
+//! The records of the latest changes of endpoints. A trigger writes one for each changed row, with the number
 //! of its transaction. A relay reads those of transactions that it has not seen.
 
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ use diesel::{PgConnection, delete};
 use crate::name::OutboxName;
 use crate::store::sql::{On, clock_timestamp, coalesce, hashtext};
 use crate::store::statement::statement;
-use crate::store::table::{destination, outbox, registration};
+use crate::store::table::{endpoint, outbox, registration};
 
 /// Up to where a relay has read the changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,7 +92,7 @@ macro_rules! number_of {
     };
 }
 
-/// For claims: a number for the destinations that were registered since; null: there are none.
+/// For claims: a number for the endpoints that were registered since; null: there are none.
 pub(super) fn seen<'a>(
     name: &OutboxName,
     read_to: Option<&'a ReadTo>,
@@ -111,17 +111,17 @@ pub(super) fn changed<'a>(
     let Some(read_to) = read_to else {
         return Box::new(None::<i64>.into_sql::<Nullable<BigInt>>());
     };
-    let ended = destination::table(name.destination())
+    let ended = endpoint::table(name.endpoint())
         .filter(has_ended(read_to))
-        .select(sum(hashtext(destination::name)));
+        .select(sum(hashtext(endpoint::name)));
     let ended = coalesce(ended.single_value(), 0);
     let changed = coalesce(number_of!(name, IsNew(read_to)), 0);
     Box::new((changed + ended).nullable())
 }
 
-/// The old secrets of the destination have stopped signing since.
-fn has_ended(read_to: &ReadTo) -> On<'_, destination::table> {
-    let until = destination::old_secrets_until.assume_not_null();
+/// The old secrets of the endpoint have stopped signing since.
+fn has_ended(read_to: &ReadTo) -> On<'_, endpoint::table> {
+    let until = endpoint::old_secrets_until.assume_not_null();
     let has_passed = until.le(clock_timestamp());
     Box::new(until.gt(read_to.at).and(has_passed))
 }
@@ -140,7 +140,7 @@ pub(crate) fn now(conn: &mut PgConnection) -> QueryResult<ReadTo> {
     })
 }
 
-/// The names of the destinations that have changed since, each once.
+/// The names of the endpoints that have changed since, each once.
 pub(crate) fn names(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -152,8 +152,8 @@ pub(crate) fn names(
         .load(conn)?
         .into_iter()
         .collect();
-    let ended = destination::table(name.destination()).filter(has_ended(read_to));
-    names.extend(ended.select(destination::name).load::<String>(conn)?);
+    let ended = endpoint::table(name.endpoint()).filter(has_ended(read_to));
+    names.extend(ended.select(endpoint::name).load::<String>(conn)?);
     Ok(names)
 }
 
@@ -185,7 +185,7 @@ mod tests {
     fn a_look_reads_what_has_changed_since_the_last_one() {
         let outbox = Outbox::new();
         let (conn, name) = (&mut outbox.connect(), &outbox.name);
-        let table = name.destination();
+        let table = name.endpoint();
         let insert = |names: &str| {
             format!(
                 "INSERT INTO {table} (name, url) SELECT unnest('{{{names}}}'::text[]), 'https://a.example' ON CONFLICT DO NOTHING"

@@ -17,22 +17,22 @@ use crate::routes::{Refuses, Routes, Serves, matches_any, nearest_pattern};
 use crate::status::ReasonCode;
 use crate::store::sql::MaybeJson;
 use crate::store::statement::unprepared_statement;
-use crate::store::table::{destination, lease};
+use crate::store::table::{endpoint, lease};
 
 /// The topics and destinations that all active relays serve together.
 pub(crate) struct Served {
     relays: Vec<Relay>,
     /// `false`: a relay of a later version is active, and may serve anything.
     is_certain: bool,
-    /// Of the names that were asked for, the registered destinations, and the removed ones, whose messages relays
+    /// Of the names that were asked for, the endpoints, and the removed ones, whose messages relays
     /// end. If any are registered, also the empty name: a message that names no destination goes to all that want
-    /// its topic, if any. Empty if no relay delivers to registered destinations.
+    /// its topic, if any. Empty if no relay delivers to endpoints.
     registered: HashSet<String>,
     /// The topics that any relay has ever served: what meets one waits for such a relay.
     ever: Vec<KnownTopic>,
     /// What is recorded of topics.
     patterns: Patterns,
-    /// The patterns of enabled registered destinations, each with the name of one.
+    /// The patterns of enabled endpoints, each with the name of one.
     wanted: Vec<(String, String)>,
     /// A relay that runs with `OUTBOX_ENABLED=false`.
     disabled: Option<String>,
@@ -42,9 +42,9 @@ struct Relay {
     lease: i64,
     name: String,
     routes: Routes,
-    /// Whether the relay delivers to registered destinations.
+    /// Whether the relay delivers to endpoints.
     registered: bool,
-    /// The registered destinations to which it does not deliver.
+    /// The endpoints to which it does not deliver.
     refuses: Refuses,
     /// The rate limits of its configured destinations, by name.
     rates: Vec<(String, String)>,
@@ -60,22 +60,22 @@ pub(crate) fn served(
     let mut served = relays(conn, name)?;
     let known = topics::known(conn, name)?;
     served.patterns = Patterns::of(&known);
-    if served.delivers_to_registered() {
+    if served.delivers_to_endpoints() {
         let names: Vec<&str> = names
             .iter()
             .copied()
             .filter(|one| !one.is_empty())
             .collect();
-        let there = destination::table(name.destination())
-            .filter(destination::name.eq_any(&names))
-            .select(destination::name);
+        let there = endpoint::table(name.endpoint())
+            .filter(endpoint::name.eq_any(&names))
+            .select(endpoint::name);
         let mut there = there.load::<String>(conn)?;
         // A message for nobody in particular.
-        if topics::has_registered(conn, name)? {
+        if topics::has_endpoints(conn, name)? {
             there.push(String::new());
         }
         let ever = known.into_iter().filter(KnownTopic::is_served);
-        served = served.with_registered(there, removed_of(conn, name, &names)?, ever.collect());
+        served = served.with_endpoints(there, removed_of(conn, name, &names)?, ever.collect());
         if !served.ever.is_empty() || !served.patterns.declared.is_empty() {
             served.wanted = wanted(conn, name)?;
         }
@@ -87,7 +87,7 @@ pub(crate) fn served(
 fn wanted(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<(String, String)>> {
     unprepared_statement(format!(
         "SELECT pattern, min(name) FROM {} CROSS JOIN unnest(topics) pattern WHERE enabled GROUP BY 1",
-        name.destination()
+        name.endpoint()
     ))
     .giving::<(Text, Text)>()
     .load(conn)
@@ -98,7 +98,7 @@ fn wanted(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<(String
 pub(crate) struct Others {
     /// A relay of a later version counts as serving everything.
     pub(crate) routes: Vec<Routes>,
-    /// The number of relays that deliver to registered destinations.
+    /// The number of relays that deliver to endpoints.
     pub(crate) registered: u32,
     /// What is recorded of topics.
     pub(crate) topics: Patterns,
@@ -192,13 +192,13 @@ pub(crate) fn relay_with(
 }
 
 impl Served {
-    /// What these active relays serve and refuse, without registered destinations.
+    /// What these active relays serve and refuse, without endpoints.
     pub(crate) fn by_relays(relays: impl Iterator<Item = (i64, String, Serves, Refuses)>) -> Self {
         let relay = |(lease, name, serves, refuses): (i64, String, Serves, Refuses)| Relay {
             lease,
             name,
             refuses,
-            registered: serves.has_registered(),
+            registered: serves.has_endpoints(),
             rates: serves.rates().to_vec(),
             routes: Routes::of(serves),
         };
@@ -213,13 +213,13 @@ impl Served {
         }
     }
 
-    pub(crate) fn delivers_to_registered(&self) -> bool {
+    pub(crate) fn delivers_to_endpoints(&self) -> bool {
         self.relays.iter().any(|relay| relay.registered)
     }
 
-    /// `there`: the names of registered destinations; the empty name if there are any. `removed`: those of removed
+    /// `there`: the names of endpoints; the empty name if there are any. `removed`: those of removed
     /// destinations. `ever`: the topics that any relay has served.
-    pub(crate) fn with_registered(
+    pub(crate) fn with_endpoints(
         mut self,
         there: Vec<String>,
         removed: impl IntoIterator<Item = String>,
@@ -315,7 +315,7 @@ impl Served {
         }
     }
 
-    /// The name of a registered destination with a pattern for this topic.
+    /// The name of an endpoint with a pattern for this topic.
     fn wants(&self, topic: &str) -> Option<&str> {
         let mut wanted = self.wanted.iter();
         let found = wanted.find(|(pattern, _)| matches_any(std::slice::from_ref(pattern), topic));
@@ -390,7 +390,7 @@ pub enum Unserved {
         /// The name of the destination.
         destination: String,
     },
-    /// The settings of a relay refuse the registered destination.
+    /// The settings of a relay refuse the endpoint.
     Refused {
         /// The name of the destination.
         destination: String,
@@ -405,7 +405,7 @@ pub enum Unserved {
         pattern: String,
         /// When such a relay was last started, RFC 3339.
         last_served: String,
-        /// An enabled registered destination with a pattern for this topic, if there are any.
+        /// An enabled endpoint with a pattern for this topic, if there are any.
         wanted_by: Option<String>,
     },
     /// The application has declared its topics, and this is none of them (`UNKNOWN_TOPIC`).
@@ -439,7 +439,7 @@ impl Unserved {
                 "start a relay that has the destination, or correct the name where messages are enqueued".to_owned()
             }
             Self::Refused { .. } => {
-                "change the settings of the relay, or the row (destination_refused)".to_owned()
+                "change the settings of the relay, or the row (endpoint_refused)".to_owned()
             }
             Self::ServedBefore { pattern, .. } => format!(
                 "start that relay, or add a route for '{pattern}' again until {are_gone}; `diesel-outbox topics forget '{pattern}'` says what becomes of them without a route"
@@ -462,7 +462,7 @@ impl fmt::Display for Unserved {
                 why,
             } => write!(
                 f,
-                "the relay {relay} refuses the registered destination {destination:?}: {why}"
+                "the relay {relay} refuses the endpoint {destination:?}: {why}"
             ),
             Self::ServedBefore {
                 pattern,
@@ -474,10 +474,9 @@ impl fmt::Display for Unserved {
                     "the messages wait for a relay that serves {pattern:?}, last started {last_served}"
                 )?;
                 match wanted_by {
-                    Some(name) => write!(
-                        f,
-                        ", and so do the copies for registered destinations, such as {name:?}"
-                    ),
+                    Some(name) => {
+                        write!(f, ", and so do the copies for endpoints, such as {name:?}")
+                    }
                     None => Ok(()),
                 }
             }
@@ -490,10 +489,10 @@ impl fmt::Display for Unserved {
     }
 }
 
-/// A registered destination that an active relay does not serve because of its settings.
+/// An endpoint that an active relay does not serve because of its settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct RefusedDestination {
+pub struct RefusedEndpoint {
     /// The name of the destination.
     pub name: String,
     /// Why the relay refuses the destination.
@@ -504,18 +503,18 @@ pub struct RefusedDestination {
     pub is_served: bool,
 }
 
-/// The registered destinations that an active relay refuses, each once, by name. Those that no active relay serves come
+/// The endpoints that an active relay refuses, each once, by name. Those that no active relay serves come
 /// with the reason of the relay that was started first.
 pub(crate) fn refused(
     conn: &mut PgConnection,
     name: &OutboxName,
-) -> QueryResult<Vec<RefusedDestination>> {
+) -> QueryResult<Vec<RefusedEndpoint>> {
     let found = relays(conn, name)?;
     let relays: Vec<&Relay> = (found.relays.iter()).filter(|one| one.registered).collect();
-    let mut all: BTreeMap<&str, RefusedDestination> = BTreeMap::new();
+    let mut all: BTreeMap<&str, RefusedEndpoint> = BTreeMap::new();
     for relay in &relays {
         for (name, why) in relay.refuses.each() {
-            all.entry(name).or_insert_with(|| RefusedDestination {
+            all.entry(name).or_insert_with(|| RefusedEndpoint {
                 name: name.to_owned(),
                 why: why.to_owned(),
                 relay: relay.name.clone(),

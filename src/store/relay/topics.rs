@@ -17,7 +17,7 @@ use crate::store::looking::looking_briefly;
 use crate::store::place::Rfc3339;
 use crate::store::sql::{On, clock_timestamp, interval};
 use crate::store::statement::unprepared_statement;
-use crate::store::table::{destination, ledger, topic};
+use crate::store::table::{endpoint, ledger, topic};
 
 /// The kind of the topics that an application has declared.
 pub(crate) const DECLARED: &str = "declared";
@@ -209,7 +209,7 @@ pub(crate) fn forget(
 pub(crate) struct WithoutSubscriber {
     /// The topic.
     pub(crate) topic: String,
-    /// The nearest pattern that a relay has served or that a registered destination has.
+    /// The nearest pattern that a relay has served or that an endpoint has.
     pub(crate) nearest: Option<String>,
 }
 
@@ -309,12 +309,12 @@ pub(crate) fn without_subscriber(
 }
 
 /// Whether any destination is registered.
-pub(crate) fn has_registered(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
-    let any = destination::table(name.destination()).select(destination::name);
+pub(crate) fn has_endpoints(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
+    let any = endpoint::table(name.endpoint()).select(endpoint::name);
     select(exists(any)).get_result(conn)
 }
 
-/// The patterns of all registered destinations. `with_all`: also `*`, which matches every topic.
+/// The patterns of all endpoints. `with_all`: also `*`, which matches every topic.
 ///
 /// Text: `unnest` of a column in FROM.
 pub(crate) fn subscribed(
@@ -325,7 +325,7 @@ pub(crate) fn subscribed(
     let which = if with_all { "" } else { "WHERE pattern <> '*'" };
     unprepared_statement(format!(
         "SELECT DISTINCT pattern FROM {} CROSS JOIN unnest(topics) pattern {which} ORDER BY 1",
-        name.destination()
+        name.endpoint()
     ))
     .giving::<(Text,)>()
     .load::<(String,)>(conn)
@@ -340,13 +340,13 @@ pub struct Freed {
     pub topics: Vec<String>,
     /// The messages.
     pub messages: i64,
-    /// Those of them that end without a subscriber, unsent. The others go to registered destinations, if their filters
+    /// Those of them that end without a subscriber, unsent. The others go to endpoints, if their filters
     /// match.
     pub without_subscriber: i64,
 }
 
-/// Counts the waiting messages of these topics that name no destination, and those that no registered destination wants.
-/// `wanted`: each topic with the patterns of registered destinations that match it.
+/// Counts the waiting messages of these topics that name no destination, and those that no endpoint wants.
+/// `wanted`: each topic with the patterns of endpoints that match it.
 ///
 /// Text: `unnest`, and a subquery for each row.
 pub(crate) fn count_freed(
@@ -369,7 +369,7 @@ pub(crate) fn count_freed(
                  WHERE wanted.topic = o.topic AND d.enabled AND d.created_at <= o.created_at
                    AND (d.tenant_id IS NULL OR d.tenant_id = o.tenant_id)))
            FROM {outbox} o WHERE o.destination = '' AND o.topic = ANY($1)",
-        destination = name.destination(),
+        destination = name.endpoint(),
         outbox = name.outbox(),
     ))
     .bind::<Array<Text>, _>(&topics)
@@ -384,7 +384,7 @@ pub(crate) fn count_freed(
     })
 }
 
-/// Topics whose messages wait because the topic is not declared, although some registered destination has a pattern for
+/// Topics whose messages wait because the topic is not declared, although some endpoint has a pattern for
 /// it; the first ten. `None`: the outbox is too large to look.
 pub(crate) fn undeclared(
     conn: &mut PgConnection,

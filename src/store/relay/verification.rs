@@ -1,4 +1,4 @@
-//! The tries to verify the endpoints of registered destinations: one at a time for each, whatever the number of relays.
+//! The tries to verify endpoints: one at a time for each, whatever the number of relays.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use crate::config::{LONGEST_SEND, Rate};
 use crate::hand::Hand;
 use crate::name::OutboxName;
 use crate::public_error::NOT_VERIFIED;
-use crate::store::destinations::{AsSeen, disable_as_seen, is_as_seen};
+use crate::store::endpoints::{AsSeen, disable_as_seen, is_as_seen};
 use crate::store::sql::{clock_timestamp, interval};
-use crate::store::table::destination;
+use crate::store::table::endpoint;
 
-/// How long after each failed try the next one is: three days together. The destination is then disabled.
+/// How long after each failed try the next one is: three days together. The endpoint is then disabled.
 const RETRIES: [Duration; 10] = [
     Duration::from_secs(10),
     Duration::from_secs(60),
@@ -45,15 +45,15 @@ const LONGEST_ERROR: usize = 512;
 #[derive(Debug)]
 pub(crate) enum Next {
     Again(Duration),
-    /// The destination is disabled, for this reason.
+    /// The endpoint is disabled, for this reason.
     Disabled(String),
-    /// The destination has changed, or is verified.
+    /// The endpoint has changed, or is verified.
     Changed,
 }
 
-/// Takes those of these destinations whose next try is due, as they were seen, each with the timeout of a request, and that
+/// Takes those of these endpoints whose next try is due, as they were seen, each with the timeout of a request, and that
 /// `choose` chooses, given in the order of their tries. Returns their indices. Until a try must have ended, no other relay
-/// takes the destination.
+/// takes the endpoint.
 pub(crate) fn take(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -65,20 +65,20 @@ pub(crate) fn take(
         .map(|(index, (one, _))| (one.name, index))
         .collect();
     let due = || {
-        let at = destination::verification_due;
-        destination::table(name.destination())
-            .filter(destination::enabled)
-            .filter(destination::verified_at.is_null())
+        let at = endpoint::verification_due;
+        endpoint::table(name.endpoint())
+            .filter(endpoint::enabled)
+            .filter(endpoint::verified_at.is_null())
             .filter(
                 at.is_null()
                     .or(at.assume_not_null().le(clock_timestamp()))
                     .or(is_too_far()),
             )
-            .order((at.asc().nulls_first(), destination::name))
-            .select(destination::name)
+            .order((at.asc().nulls_first(), endpoint::name))
+            .select(endpoint::name)
     };
     let all: Vec<String> = due()
-        .filter(destination::name.eq_any(names.keys().copied().collect::<Vec<_>>()))
+        .filter(endpoint::name.eq_any(names.keys().copied().collect::<Vec<_>>()))
         .load(conn)?;
     let index = |name: &String| names.get(name.as_str()).copied();
     let chosen = choose(all.iter().filter_map(index).collect());
@@ -89,7 +89,7 @@ pub(crate) fn take(
         // Another relay may have taken some since.
         let names: Vec<&str> = chosen.iter().map(|index| seen[*index].0.name).collect();
         let free: Vec<String> = due()
-            .filter(destination::name.eq_any(names))
+            .filter(endpoint::name.eq_any(names))
             .for_no_key_update()
             .skip_locked()
             .load(conn)?;
@@ -116,7 +116,7 @@ fn is_too_far() -> SqlLiteral<Bool> {
     ))
 }
 
-/// Keeps other relays from trying while this try lasts. `false`: the destination has changed.
+/// Keeps other relays from trying while this try lasts. `false`: the endpoint has changed.
 pub(crate) fn hold(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -124,28 +124,28 @@ pub(crate) fn hold(
     timeout: Duration,
 ) -> QueryResult<bool> {
     let until = clock_timestamp() + interval(timeout.saturating_add(MARGIN));
-    update(destination::table(name.destination()))
+    update(endpoint::table(name.endpoint()))
         .filter(is_as_seen(seen))
-        .set(destination::verification_due.eq(until.nullable()))
+        .set(endpoint::verification_due.eq(until.nullable()))
         .execute(conn)
         .map(|count| count > 0)
 }
 
-/// Records that the endpoint wants messages, and how many, and closes its breaker. `false`: the destination has changed.
+/// Records that the endpoint wants messages, and how many, and closes its breaker. `false`: the endpoint has changed.
 pub(crate) fn verified(
     conn: &mut PgConnection,
     name: &OutboxName,
     seen: AsSeen<'_>,
     rate: Option<Rate>,
 ) -> QueryResult<bool> {
-    let count = update(destination::table(name.destination()))
+    let count = update(endpoint::table(name.endpoint()))
         .filter(is_as_seen(seen))
         .set((
-            destination::verified_at.eq(clock_timestamp().nullable()),
-            destination::allowed_rate.eq(rate.map(|rate| rate.to_string())),
-            destination::verification_due.eq(None::<diesel::data_types::PgTimestamp>),
-            destination::verification_tries.eq(0),
-            destination::verification_error.eq(None::<&str>),
+            endpoint::verified_at.eq(clock_timestamp().nullable()),
+            endpoint::allowed_rate.eq(rate.map(|rate| rate.to_string())),
+            endpoint::verification_due.eq(None::<diesel::data_types::PgTimestamp>),
+            endpoint::verification_tries.eq(0),
+            endpoint::verification_error.eq(None::<&str>),
         ))
         .execute(conn)?;
     if count > 0 {
@@ -154,7 +154,7 @@ pub(crate) fn verified(
     Ok(count > 0)
 }
 
-/// Records a failed try. After the last one, or a refusal, the destination is disabled; `own_events`: with an event.
+/// Records a failed try. After the last one, or a refusal, the endpoint is disabled; `own_events`: with an event.
 pub(crate) fn failed(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -162,14 +162,14 @@ pub(crate) fn failed(
     (error, is_final): (&str, bool),
     own_events: bool,
 ) -> QueryResult<Next> {
-    let table = || destination::table(name.destination());
+    let table = || endpoint::table(name.endpoint());
     let error: String = error.chars().take(LONGEST_ERROR).collect();
     conn.transaction(|conn| {
         let tries: Option<i32> = table()
             .filter(is_as_seen(seen))
-            .filter(destination::verified_at.is_null())
+            .filter(endpoint::verified_at.is_null())
             .for_no_key_update()
-            .select(destination::verification_tries)
+            .select(endpoint::verification_tries)
             .get_result(conn)
             .optional()?;
         let Some(tries) = tries else {
@@ -180,11 +180,11 @@ pub(crate) fn failed(
         let wait = wait.filter(|_| !is_final);
         let due = clock_timestamp() + interval(wait.copied().unwrap_or_default());
         update(table())
-            .filter(destination::name.eq(seen.name))
+            .filter(endpoint::name.eq(seen.name))
             .set((
-                destination::verification_tries.eq(tries.saturating_add(1)),
-                destination::verification_error.eq(&error),
-                destination::verification_due.eq(due.nullable()),
+                endpoint::verification_tries.eq(tries.saturating_add(1)),
+                endpoint::verification_error.eq(&error),
+                endpoint::verification_due.eq(due.nullable()),
             ))
             .execute(conn)?;
         if let Some(wait) = wait {

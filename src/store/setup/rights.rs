@@ -63,17 +63,26 @@ const CANCELLER: Role = Role {
 
 const REGISTRAR: Role = Role {
     name: "outbox_registrar",
-    what: "Registers destinations with their secrets (by Outbox::destinations and by plain SQL), shows their
+    what:
+        "Registers endpoints with their secrets (by Outbox::endpoints and by plain SQL), shows their
 -- deliveries, sends messages again, and makes waiting messages due. GRANT it in addition to
 -- outbox_enqueuer to an application whose customers register webhooks. It writes pauses, because
--- removing a destination inserts one. It can requeue any dead letter.",
+-- removing an endpoint inserts one. It can requeue any dead letter.",
     rights: &[
-        ("", "SELECT", "sequence, message_id, topic, destination, ordering_key, idempotency_key, \
+        (
+            "",
+            "SELECT",
+            "sequence, message_id, topic, destination, ordering_key, idempotency_key, \
             tenant_id, available_at, expires_at, created_at, occurred_at, attempts, \
-            locked_by, locked_at, last_error_code, last_error, split_from, registration"),
-        ("", "INSERT", "sequence, message_id, topic, destination, payload, headers, ordering_key, \
+            locked_by, locked_at, last_error_code, last_error, split_from, registration",
+        ),
+        (
+            "",
+            "INSERT",
+            "sequence, message_id, topic, destination, payload, headers, ordering_key, \
             idempotency_key, digest, tenant_id, expires_at, created_at, occurred_at, split_from, split_to, \
-            registration"),
+            registration",
+        ),
         ("", "UPDATE", "available_at"),
         ("_ledger", "SELECT", ""),
         ("_attempt", "SELECT, INSERT", ""),
@@ -84,7 +93,7 @@ const REGISTRAR: Role = Role {
         ("_audit", "INSERT", ""),
         ("_audit", "SELECT", "at, tenant_id, cost"),
         ("_request", "SELECT, INSERT, UPDATE, DELETE", ""),
-        ("_destination", "SELECT, INSERT, UPDATE, DELETE", ""),
+        ("_endpoint", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_pause", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_topic", "SELECT, INSERT", ""),
         ("_registration", "INSERT", ""),
@@ -123,7 +132,7 @@ const RELAY: Role = Role {
         ("_topic", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_audit", "SELECT, INSERT", ""),
         ("_request", "SELECT, INSERT, UPDATE, DELETE", ""),
-        ("_destination", "SELECT, INSERT, UPDATE, DELETE", ""),
+        ("_endpoint", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_registration", "SELECT, INSERT, DELETE", ""),
         ("_messages", "SELECT", ""),
     ],
@@ -132,7 +141,7 @@ const RELAY: Role = Role {
 const READER: Role = Role {
     name: "outbox_reader",
     what: "Reads: status, dead list, pause list, the view. It cannot see payloads, headers, secrets or the URLs of
--- registered destinations, which may have passwords, but it can see responses of receivers in dead letters.",
+-- endpoints, which may have passwords, but it can see responses of receivers in dead letters.",
     rights: &[
         ("", "SELECT", "sequence, message_id, topic, destination, ordering_key, idempotency_key, \
             tenant_id, available_at, expires_at, created_at, occurred_at, attempts, \
@@ -146,7 +155,7 @@ const READER: Role = Role {
         ("_pause", "SELECT", ""),
         ("_topic", "SELECT", ""),
         ("_audit", "SELECT", ""),
-        ("_destination", "SELECT", "name, topics, tenant_id, filter, enabled, mode, concurrency, rate, \
+        ("_endpoint", "SELECT", "name, topics, tenant_id, filter, enabled, mode, concurrency, rate, \
             timeout, policy, description, disabled_reason, created_at, updated_at, failing_since, \
             failing_reason, failing, verification, verified_at, allowed_rate, verification_due, verification_tries, \
             disabled_by, set_by, verification_error, id"),

@@ -1,6 +1,6 @@
 //! The verdict: one sentence on whether messages are being delivered, and the reasons.
 
-use diesel_outbox::admin::{DestinationCounts, LaneDepth, Pausable, Pause};
+use diesel_outbox::admin::{EndpointCounts, LaneDepth, Pausable, Pause};
 use diesel_outbox::program::{self, BlockedKey, Rates};
 use diesel_outbox::{ReasonCode, Status as MessageStatus};
 use maud::{Markup, html};
@@ -83,7 +83,7 @@ pub(super) struct Facts<'a> {
     /// The waiting messages whose last send failed.
     pub(super) retrying: i64,
     pub(super) dead: i64,
-    pub(super) destinations: DestinationCounts,
+    pub(super) endpoints: EndpointCounts,
     pub(super) rates: Option<Rates>,
     /// All messages settled in the last minute were dead-lettered.
     pub(super) all_dead_letters: bool,
@@ -134,7 +134,7 @@ impl Verdict {
         facts.waiting = glance.depths.pending() + glance.depths.retrying();
         facts.retrying = glance.depths.retrying();
         facts.dead = glance.depths.dead_letters();
-        facts.destinations = glance.depths.destinations;
+        facts.endpoints = glance.depths.endpoints;
         facts.rates = rates;
         facts.all_dead_letters =
             rates.is_some_and(|one| one.dead_lettered > 0.0 && one.dead_lettered >= one.settled);
@@ -275,7 +275,7 @@ impl Facts<'_> {
         Verdict::new(state, sentence, Vec::new())
     }
 
-    /// The pauses of registered destinations, or all others.
+    /// The pauses of endpoints, or all others.
     fn pauses_of(&self, is_registered: bool) -> Vec<String> {
         let has = |name: &str| self.labels.is_some_and(|labels| labels.has(name));
         let registered = |one: &Pause| one.kind == Pausable::Destination && has(&one.name);
@@ -325,18 +325,14 @@ impl Facts<'_> {
             remarks.push(format!("{letters} review."));
         }
         for (count, state) in [
-            (self.destinations.failing, "failing"),
-            (self.destinations.paused, "paused"),
-            (self.destinations.unverified, "unverified"),
-            (self.destinations.disabled, "disabled"),
+            (self.endpoints.failing, "failing"),
+            (self.endpoints.paused, "paused"),
+            (self.endpoints.unverified, "unverified"),
+            (self.endpoints.disabled, "disabled"),
         ] {
             if count > 0 {
-                let many = words::counted(
-                    count,
-                    "registered destination is",
-                    "registered destinations are",
-                );
-                remarks.push(format!("{many} {state} (see Destinations)."));
+                let many = words::counted(count, "endpoint is", "endpoints are");
+                remarks.push(format!("{many} {state} (see Endpoints)."));
             }
         }
         remarks

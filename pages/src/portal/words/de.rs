@@ -321,7 +321,7 @@ pub(super) const WORDS: Words = Words {
             "the message was settled by an operator",
             "die Nachricht wurde von uns abgeschlossen",
         ),
-        ("the destination was removed", "der Endpunkt wurde entfernt"),
+        ("the endpoint was removed", "der Endpunkt wurde entfernt"),
         (
             "your token server answered {}",
             "Ihr Token-Server hat mit {} geantwortet",

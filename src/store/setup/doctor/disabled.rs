@@ -1,4 +1,4 @@
-//! Registered destinations that are disabled, fail or are not verified, or whose signatures cover less than they could.
+//! Endpoints that are disabled, fail or are not verified, or whose signatures cover less than they could.
 
 use diesel::dsl::{count_star, min, not};
 use diesel::prelude::{
@@ -9,9 +9,9 @@ use diesel::{PgConnection, PgExpressionMethods};
 
 use crate::config::Mode;
 use crate::name::OutboxName;
-use crate::store::destinations::is_unverified;
+use crate::store::endpoints::is_unverified;
 use crate::store::sql::On;
-use crate::store::table::destination;
+use crate::store::table::endpoint;
 
 /// The destinations in a state that somebody must see to.
 pub(crate) struct Found {
@@ -25,12 +25,12 @@ pub(crate) struct Found {
 }
 
 pub(crate) fn disabled(conn: &mut PgConnection, outbox: &OutboxName) -> QueryResult<Option<Found>> {
-    found(conn, outbox, || Box::new(not(destination::enabled)))
+    found(conn, outbox, || Box::new(not(endpoint::enabled)))
 }
 
 pub(crate) fn failing(conn: &mut PgConnection, outbox: &OutboxName) -> QueryResult<Option<Found>> {
     found(conn, outbox, || {
-        Box::new(destination::enabled.and(destination::failing))
+        Box::new(endpoint::enabled.and(endpoint::failing))
     })
 }
 
@@ -39,22 +39,22 @@ pub(crate) fn unverified(
     outbox: &OutboxName,
 ) -> QueryResult<Option<Found>> {
     found(conn, outbox, || {
-        Box::new(destination::enabled.and(is_unverified()))
+        Box::new(endpoint::enabled.and(is_unverified()))
     })
 }
 
 fn found(
     conn: &mut PgConnection,
     outbox: &OutboxName,
-    which: fn() -> On<'static, destination::table>,
+    which: fn() -> On<'static, endpoint::table>,
 ) -> QueryResult<Option<Found>> {
-    let rows = || destination::table(outbox.destination()).filter(which());
+    let rows = || endpoint::table(outbox.endpoint()).filter(which());
     let last: Option<(String, Option<String>, Option<String>)> = rows()
-        .order(destination::updated_at.desc())
+        .order(endpoint::updated_at.desc())
         .select((
-            destination::name,
-            destination::disabled_reason,
-            destination::verification_error,
+            endpoint::name,
+            endpoint::disabled_reason,
+            endpoint::verification_error,
         ))
         .first(conn)
         .optional()?;
@@ -76,16 +76,16 @@ pub(crate) fn signed_in_binary(
     outbox: &OutboxName,
     default: Mode,
 ) -> QueryResult<Option<(i64, String)>> {
-    let own = destination::mode.is_not_distinct_from(Some("binary"));
-    let is_binary: On<'_, destination::table> = match default {
-        Mode::Binary => Box::new(destination::mode.is_null().or(own)),
+    let own = endpoint::mode.is_not_distinct_from(Some("binary"));
+    let is_binary: On<'_, endpoint::table> = match default {
+        Mode::Binary => Box::new(endpoint::mode.is_null().or(own)),
         _ => Box::new(own),
     };
-    let (count, first): (i64, Option<String>) = destination::table(outbox.destination())
-        .filter(destination::enabled)
-        .filter(destination::secret.is_not_null())
+    let (count, first): (i64, Option<String>) = endpoint::table(outbox.endpoint())
+        .filter(endpoint::enabled)
+        .filter(endpoint::secret.is_not_null())
         .filter(is_binary)
-        .select((count_star(), min(destination::name)))
+        .select((count_star(), min(endpoint::name)))
         .get_result(conn)?;
     Ok(first.map(|first| (count, first)))
 }

@@ -37,8 +37,8 @@ const INDEXES: [&str; 20] = [
     "_dead_key",
     "_dead_dest",
     "_dead_blocks",
-    "_dest_tenant",
-    "_dest_secrets",
+    "_endpoint_tenant",
+    "_endpoint_secrets",
     "_reg_xid",
     "_pause_at",
 ];
@@ -125,7 +125,7 @@ fn describe(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Schem
               FROM t JOIN pg_constraint k ON k.conrelid = t.oid AND k.contype IN ('p', 'u', 'c')
             UNION ALL
             SELECT 'trigger', t.relname, g.tgname::text,
-                   -- Without the argument: the owner may change the limit of registered destinations.
+                   -- Without the argument: the owner may change the limit of endpoints.
                    regexp_replace(regexp_replace(pg_get_triggerdef(g.oid), 'EXECUTE FUNCTION .*[.]', 'EXECUTE FUNCTION '),
                                   '[(]''[0-9]+''[)]$', '()')
                    || CASE WHEN g.tgenabled IN ('O', 'A') THEN '' ELSE ' (disabled)' END, t.q

@@ -17,7 +17,7 @@ use crate::store::looking::looking;
 use crate::store::sql::{format_type, to_regclass, to_regprocedure};
 use crate::store::statement::statement;
 use crate::store::table::{
-    attempt, audit, dead, destination, lease, ledger, lock, messages, outbox, part, pause,
+    attempt, audit, dead, endpoint, lease, ledger, lock, messages, outbox, part, pause,
     registration, request, topic,
 };
 
@@ -34,7 +34,7 @@ pub(in crate::store::setup) const TABLES_AND_VIEW: &[(&str, &[(&str, &str)])] = 
     ("_topic", topic::COLUMNS),
     ("_audit", audit::COLUMNS),
     ("_request", request::COLUMNS),
-    ("_destination", destination::COLUMNS),
+    ("_endpoint", endpoint::COLUMNS),
     ("_registration", registration::COLUMNS),
     ("_messages", messages::COLUMNS),
 ];
@@ -58,7 +58,7 @@ fn damaged(name: &OutboxName, suffix: &str) -> String {
     }
     if matches!(
         suffix,
-        "_part" | "_ledger" | "_attempt" | "_topic" | "_audit" | "_destination"
+        "_part" | "_ledger" | "_attempt" | "_topic" | "_audit" | "_endpoint"
     ) {
         return format!(
             "the outbox {name} is damaged: the table {part} is missing. Restore it from a backup, or create an empty one with the statements that `diesel-outbox migrate --print` shows"

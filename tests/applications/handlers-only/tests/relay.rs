@@ -34,7 +34,7 @@ fn a_relay_without_http_gives_messages_to_handlers_and_no_url() {
 
     // Another relay sends to the customer's webhook.
     diesel::sql_query(
-        "INSERT INTO outbox_destination (name, url) VALUES ('acme', 'https://acme.example/')",
+        "INSERT INTO outbox_endpoint (name, url) VALUES ('acme', 'https://acme.example/')",
     )
     .execute(&mut conn)
     .expect("registered");
@@ -45,7 +45,7 @@ fn a_relay_without_http_gives_messages_to_handlers_and_no_url() {
         .start()
         .expect("started");
     // No relay that runs knows who gets the other topic, so its message waits.
-    diesel::sql_query("UPDATE outbox_destination SET topics = '{order.paid}'")
+    diesel::sql_query("UPDATE outbox_endpoint SET topics = '{order.paid}'")
         .execute(&mut conn)
         .expect("topics");
     diesel::sql_query("INSERT INTO outbox (topic, payload) VALUES ('member.joined', '1')")

@@ -139,18 +139,18 @@ fn without_a_database_it_says_so() {
 /// R58: customers' endpoints fail beside messages that flow.
 #[test]
 fn failing_and_disabled_destinations_are_remarks_of_every_verdict() {
-    let mut destinations = DestinationCounts::default();
-    (destinations.failing, destinations.disabled) = (2, 1);
+    let mut endpoints = EndpointCounts::default();
+    (endpoints.failing, endpoints.disabled) = (2, 1);
     let idle = verdict(Facts {
-        destinations,
+        endpoints,
         ..working()
     });
     assert_eq!(idle.state, State::Idle);
     assert_eq!(
         idle.reasons,
         [
-            "2 registered destinations are failing (see Destinations).",
-            "1 registered destination is disabled (see Destinations)."
+            "2 endpoints are failing (see Endpoints).",
+            "1 endpoint is disabled (see Endpoints)."
         ]
     );
 }

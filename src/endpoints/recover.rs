@@ -1,13 +1,13 @@
-//! Sending many messages of a registered destination again, or for the first time.
+//! Sending many messages of an endpoint again, or for the first time.
 
 use std::ops::ControlFlow;
 use std::time::SystemTime;
 
 use diesel::PgConnection;
 
-use super::{DestinationError, Destinations};
+use super::{EndpointError, Endpoints};
 use crate::admin::{Bulk, Bulked, Note, change_all};
-use crate::store::destinations::{self as store, Registered};
+use crate::store::endpoints::{self as store, EndpointRow};
 use crate::store::looking::looking_for;
 use crate::store::operate::audit::Act;
 use crate::store::operate::dead::{self, DeadFilter};
@@ -17,36 +17,36 @@ use crate::store::operate::waiting::{self, WaitingFilter};
 use crate::store::pinned::pinned;
 use crate::store::relay::pause;
 
-/// Which messages [`Destinations::recover`] sends.
+/// Which messages [`Endpoints::recover`] sends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Recover {
-    /// The destination's dead letters.
+    /// The endpoint's dead letters.
     #[default]
     DeadLetters,
-    /// The dead letters, then the messages that the destination has missed: it wants them, but was disabled or not there.
+    /// The dead letters, then the messages that the endpoint has missed: it wants them, but was disabled or not there.
     /// They are read from the ledger (`OUTBOX_LEDGER_PAYLOAD`).
     AndMissed,
 }
 
-impl Destinations<'_> {
-    /// Sends a destination what it did not get since this time, for example after an outage of its receiver. Messages are
+impl Endpoints<'_> {
+    /// Sends an endpoint what it did not get since this time, for example after an outage of its receiver. Messages are
     /// enqueued oldest first, 1,000 in each transaction, and each has the place in its ordering key that it had before.
-    /// Each is the same message: id, key, content, headers and times. `None`: the destination does not exist.
+    /// Each is the same message: id, key, content, headers and times. `None`: the endpoint does not exist.
     ///
     /// - Dead letters that were dead-lettered since this time are requeued, as by [`admin::requeue`](crate::admin::requeue).
     /// - With [`Recover::AndMissed`], messages that were enqueued since this time and that match topics, tenant and filter
-    ///   of the destination as it is now. Messages that named another destination, and those that were cancelled or have
+    ///   of the endpoint as it is now. Messages that named another endpoint, and those that were cancelled or have
     ///   expired, are not sent. Messages without a payload in the ledger are
     ///   [counted](Bulked::without_payload), whether or not the filter would match.
     ///
-    /// Interrupted, the same call continues: the rows show what the destination has. The messages of a disabled destination
+    /// Interrupted, the same call continues: the rows show what the endpoint has. The messages of a disabled endpoint
     /// wait. The history records who recovered the messages and why.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
     /// use diesel_outbox::Outbox;
     /// use diesel_outbox::admin::{Bulk, Note};
-    /// use diesel_outbox::destinations::Recover;
+    /// use diesel_outbox::endpoints::Recover;
     /// use std::time::{Duration, SystemTime};
     ///
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
@@ -54,7 +54,7 @@ impl Destinations<'_> {
     /// let yesterday = SystemTime::now() - Duration::from_secs(24 * 3600);
     /// let note = Note::new("alice", "the customer's server was down for a day");
     /// let bulk = Bulk::new(&note).rate(100);
-    /// let sent = outbox.destinations().recover(&mut conn, "acme", yesterday, Recover::AndMissed, bulk)?;
+    /// let sent = outbox.endpoints().recover(&mut conn, "acme", yesterday, Recover::AndMissed, bulk)?;
     /// if let Some(sent) = sent {
     ///     println!("{} messages, and {} are no longer kept", sent.changed, sent.without_payload);
     /// }
@@ -70,18 +70,18 @@ impl Destinations<'_> {
         since: SystemTime,
         what: Recover,
         mut bulk: Bulk<'_>,
-    ) -> Result<Option<Bulked>, DestinationError> {
+    ) -> Result<Option<Bulked>, EndpointError> {
         let Some(found) = self.registered(conn, name)? else {
             return Ok(None);
         };
         let goes = self.dead_letters(conn, &found, since, &mut bulk)?;
         if goes.is_continue() && what == Recover::AndMissed {
-            self.missed(conn, &found, since, Act::RecoverDestination, &mut bulk)?;
+            self.missed(conn, &found, since, Act::RecoverEndpoint, &mut bulk)?;
         }
         Ok(Some(bulk.done()))
     }
 
-    /// Sends a new destination the messages since this time: those that [`recover`](Self::recover) calls missed.
+    /// Sends a new endpoint the messages since this time: those that [`recover`](Self::recover) calls missed.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -93,7 +93,7 @@ impl Destinations<'_> {
     /// let outbox = Outbox::new("outbox")?;
     /// let week = SystemTime::now() - Duration::from_secs(7 * 24 * 3600);
     /// let note = Note::new("alice", "the customer starts with the last week");
-    /// outbox.destinations().backfill(&mut conn, "acme", week, Bulk::new(&note))?;
+    /// outbox.endpoints().backfill(&mut conn, "acme", week, Bulk::new(&note))?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -105,16 +105,16 @@ impl Destinations<'_> {
         name: &str,
         since: SystemTime,
         mut bulk: Bulk<'_>,
-    ) -> Result<Option<Bulked>, DestinationError> {
+    ) -> Result<Option<Bulked>, EndpointError> {
         let Some(found) = self.registered(conn, name)? else {
             return Ok(None);
         };
-        self.missed(conn, &found, since, Act::BackfillDestination, &mut bulk)?;
+        self.missed(conn, &found, since, Act::BackfillEndpoint, &mut bulk)?;
         Ok(Some(bulk.done()))
     }
 
-    /// Sends messages now that wait for a retry at this destination, and closes its circuit breaker. Other pauses stay, and hold
-    /// them; so does a disabled destination. `None`: the destination does not exist.
+    /// Sends messages now that wait for a retry at this endpoint, and closes its circuit breaker. Other pauses stay, and hold
+    /// them; so does a disabled endpoint. `None`: the endpoint does not exist.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -124,7 +124,7 @@ impl Destinations<'_> {
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
     /// let note = Note::new("alice", "the customer's server works again");
-    /// let sent = outbox.destinations().retry(&mut conn, "acme", Bulk::new(&note))?;
+    /// let sent = outbox.endpoints().retry(&mut conn, "acme", Bulk::new(&note))?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -135,7 +135,7 @@ impl Destinations<'_> {
         conn: &mut PgConnection,
         name: &str,
         bulk: Bulk<'_>,
-    ) -> Result<Option<Bulked>, DestinationError> {
+    ) -> Result<Option<Bulked>, EndpointError> {
         if self.registered(conn, name)?.is_none() {
             return Ok(None);
         }
@@ -144,13 +144,13 @@ impl Destinations<'_> {
             .tenant_id(self.tenant);
         let (note, is_dry) = (bulk.note(), bulk.is_dry());
         let done =
-            change_all::<DestinationError>(conn, self.name, &filter, waiting::Act::Retry, bulk)?;
+            change_all::<EndpointError>(conn, self.name, &filter, waiting::Act::Retry, bulk)?;
         if !is_dry {
             pinned(conn, self.name, |conn, outbox| {
                 if pause::close_breaker(conn, outbox, name)? {
                     note.audit(conn, outbox, Act::Resume, name)?;
                 }
-                Ok::<_, DestinationError>(())
+                Ok::<_, EndpointError>(())
             })?;
         }
         Ok(Some(done))
@@ -160,19 +160,19 @@ impl Destinations<'_> {
         &self,
         conn: &mut PgConnection,
         name: &str,
-    ) -> Result<Option<Registered>, DestinationError> {
+    ) -> Result<Option<EndpointRow>, EndpointError> {
         Ok(pinned(conn, self.name, |conn, outbox| {
-            store::registered_one(conn, outbox, self.which(name))
+            store::endpoint_row(conn, outbox, self.which(name))
         })?)
     }
 
     fn dead_letters(
         &self,
         conn: &mut PgConnection,
-        found: &Registered,
+        found: &EndpointRow,
         since: SystemTime,
         bulk: &mut Bulk<'_>,
-    ) -> Result<ControlFlow<()>, DestinationError> {
+    ) -> Result<ControlFlow<()>, EndpointError> {
         let name = &found.row.name;
         let filter = DeadFilter::default()
             .destination(name.clone())
@@ -198,10 +198,10 @@ impl Destinations<'_> {
                 false => pinned(conn, self.name, |conn, outbox| {
                     let count = dead::requeue_to(conn, outbox, step, name, note.as_str())?;
                     if count > 0 {
-                        let act = Act::RecoverDestination;
+                        let act = Act::RecoverEndpoint;
                         note.audit_made(conn, outbox, act, name, count)?;
                     }
-                    Ok::<_, DestinationError>(count)
+                    Ok::<_, EndpointError>(count)
                 })?,
             };
             Ok(Some(Bulked::of(step.len(), requeued)))
@@ -211,11 +211,11 @@ impl Destinations<'_> {
     fn missed(
         &self,
         conn: &mut PgConnection,
-        found: &Registered,
+        found: &EndpointRow,
         since: SystemTime,
         act: Act,
         bulk: &mut Bulk<'_>,
-    ) -> Result<(), DestinationError> {
+    ) -> Result<(), EndpointError> {
         // A row of plain SQL may have a filter that no relay can use.
         found.row.check()?;
         let left = bulk.left();
@@ -239,7 +239,7 @@ impl Destinations<'_> {
             let goes = bulk.steps(|most| {
                 let (step, rest) = left.split_at(most.min(left.len()));
                 if step.is_empty() {
-                    return Ok::<_, DestinationError>(None);
+                    return Ok::<_, EndpointError>(None);
                 }
                 left = rest;
                 pinned(conn, self.name, |conn, outbox| {
@@ -260,7 +260,7 @@ impl Destinations<'_> {
                             usize::try_from(*made).unwrap_or(usize::MAX),
                         )?;
                     }
-                    Ok::<_, DestinationError>(done)
+                    Ok::<_, EndpointError>(done)
                 })
             })?;
             match page.last() {

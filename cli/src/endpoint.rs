@@ -1,4 +1,4 @@
-//! `diesel-outbox destination`
+//! `diesel-outbox endpoint`
 
 mod deliveries;
 mod policy;
@@ -13,9 +13,7 @@ use clap::builder::PossibleValuesParser;
 use diesel::{Connection, PgConnection};
 use diesel_outbox::admin::{self, Bulk, Note, WaitingFilter};
 use diesel_outbox::config::{Auth, Config, SigningSecret, Verification};
-use diesel_outbox::destinations::{
-    DestinationError, DestinationFilter, Destinations, Hand, RegisteredDestination,
-};
+use diesel_outbox::endpoints::{Endpoint, EndpointError, EndpointFilter, Endpoints, Hand};
 use diesel_outbox::program::{self, Act, PolicyOption, parse_duration};
 use diesel_outbox::{ConfigError, Outbox, OutboxName};
 use diesel_outbox_pages::pause::{state_in_words, while_disabled};
@@ -33,46 +31,46 @@ use crate::output;
 use crate::settings::SettingFlags;
 use crate::signed::{Signed, Who};
 
-/// The actions of `destination`.
+/// The actions of `endpoint`.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
-    /// List registered destinations by name
+    /// List endpoints by name
     List(List),
-    /// Show a destination without its secret
+    /// Show an endpoint without its secret
     Show {
-        /// Name of the destination
+        /// Name of the endpoint
         name: String,
         /// Print only the key that the receiver verifies with: the newest secret, or its public key if asymmetric
         #[arg(long)]
         reveal: bool,
-        /// Print the destination as JSON
+        /// Print the endpoint as JSON
         #[arg(long, conflicts_with = "reveal")]
         json: bool,
     },
-    /// Register a destination with a new secret, or change the given values of an existing destination.
-    /// `destination show NAME --reveal` prints the secret
+    /// Register an endpoint with a new secret, or change the given values of an existing endpoint.
+    /// `endpoint show NAME --reveal` prints the secret
     Put(Box<Put>),
-    /// Enable a destination
+    /// Enable an endpoint
     Enable {
-        /// Name of the destination
+        /// Name of the endpoint
         name: String,
         #[command(flatten)]
         signed: Signed,
     },
-    /// Disable a destination: it gets no new messages, and those already addressed to it wait. `pause destination` lets new ones
+    /// Disable an endpoint: it gets no new messages, and those already addressed to it wait. `pause destination` lets new ones
     /// wait, too
     Disable {
-        /// Name of the destination
+        /// Name of the endpoint
         name: String,
-        /// Reason, shown with the destination [default: the reason that it is disabled for by an operator, else OPERATOR]
+        /// Reason, shown with the endpoint [default: the reason that it is disabled for by an operator, else OPERATOR]
         #[arg(long, alias = "why", value_name = "TEXT")]
         reason: Option<String>,
         #[command(flatten)]
         who: Who,
     },
-    /// Remove a destination; its waiting messages end as cancelled ones do, and leave no dead letters
+    /// Remove an endpoint; its waiting messages end as cancelled ones do, and leave no dead letters
     Remove {
-        /// Name of the destination
+        /// Name of the endpoint
         name: String,
         /// Skip the confirmation
         #[arg(long)]
@@ -82,7 +80,7 @@ pub(crate) enum Action {
     },
     /// Create a new secret and print the key for the receiver; the old secret also signs for a while
     Rotate {
-        /// Name of the destination
+        /// Name of the endpoint
         name: String,
         /// Create an asymmetric secret (Ed25519) and print its public key, which cannot sign
         #[arg(long)]
@@ -98,9 +96,9 @@ pub(crate) enum Action {
         #[command(flatten)]
         signed: Signed,
     },
-    /// Send a test event at once, even to a disabled destination, and show the response
+    /// Send a test event at once, even to a disabled endpoint, and show the response
     Test {
-        /// Name of the destination
+        /// Name of the endpoint
         name: String,
         /// Print the response as JSON
         #[arg(long)]
@@ -108,9 +106,9 @@ pub(crate) enum Action {
         #[command(flatten)]
         signed: Signed,
     },
-    /// Ask the endpoint of a destination now whether it wants messages, as its --verification says
+    /// Ask an endpoint now whether it wants messages, as its --verification says
     Verify {
-        /// Name of the destination
+        /// Name of the endpoint
         name: String,
         /// Print the answer as JSON
         #[arg(long)]
@@ -118,20 +116,20 @@ pub(crate) enum Action {
         #[command(flatten)]
         signed: Signed,
     },
-    /// List the messages of a destination with their results, newest first
+    /// List the messages of an endpoint with their results, newest first
     Deliveries(deliveries::List),
-    /// Send a delivered message or a dead letter to a destination again
+    /// Send a delivered message or a dead letter to an endpoint again
     SendAgain {
-        /// Name of the destination
+        /// Name of the endpoint
         name: String,
         /// Message id (the id of the event at the receiver)
         id: Uuid,
         #[command(flatten)]
         signed: Signed,
     },
-    /// Send a destination its dead letters since a time again, oldest first
+    /// Send an endpoint its dead letters since a time again, oldest first
     Recover(recover::Recovery),
-    /// Send a new destination the messages since a time, oldest first
+    /// Send a new endpoint the messages since a time, oldest first
     Backfill(recover::Backfill),
 }
 
@@ -140,35 +138,35 @@ pub(crate) struct List {
     /// Only this tenant
     #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,
-    /// Only failing destinations: no send has succeeded for ten minutes since the first failure
+    /// Only failing endpoints: no send has succeeded for ten minutes since the first failure
     #[arg(long)]
     failing: bool,
-    /// Only disabled destinations
+    /// Only disabled endpoints
     #[arg(long)]
     disabled: bool,
-    /// Only destinations with this text in their name, URL or description
+    /// Only endpoints with this text in their name, URL or description
     #[arg(long, value_name = "TEXT")]
     search: Option<String>,
-    /// Only destinations after this name
+    /// Only endpoints after this name
     #[arg(long, value_name = "NAME")]
     after: Option<String>,
-    /// Maximum number of destinations
+    /// Maximum number of endpoints
     #[arg(long, value_name = "COUNT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
-    /// Print the destinations as JSON
+    /// Print the endpoints as JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Once a destination is registered, a message without a destination, route or handler no longer waits as \
+    after_help = "Once an endpoint is registered, a message without a destination, route or handler no longer waits as \
     NO_ROUTE, unless a relay has served its topic before (see `topics list`): it ends unsent, as no_subscriber."
 )]
 pub(crate) struct Put {
-    /// Name of the destination
+    /// Name of the endpoint
     name: String,
-    /// URL that messages are posted to; required for a new destination
+    /// URL that messages are posted to; required for a new endpoint
     url: Option<String>,
     /// Only topics that match this pattern; repeatable
     #[arg(long = "topic", value_name = "PATTERN")]
@@ -188,7 +186,7 @@ pub(crate) struct Put {
     #[command(flatten)]
     policy: PolicyFlags,
     /// How the endpoint shows that it wants messages, before the first is sent: challenge or cloudevents. Until then, messages
-    /// wait; with challenge:skip or cloudevents:skip, the destination gets none
+    /// wait; with challenge:skip or cloudevents:skip, the endpoint gets none
     #[arg(long, value_name = "WORD")]
     verification: Option<Verification>,
     /// Description, for operators
@@ -199,12 +197,12 @@ pub(crate) struct Put {
     clear: Vec<String>,
     #[command(flatten)]
     signed: Signed,
-    /// Print the destination as JSON
+    /// Print the endpoint as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// The secret of `--secret`, which is the destination's own here.
+/// The secret of `--secret`, which is the endpoint's own here.
 fn given_secret(
     settings: &SettingFlags,
     config: &Config,
@@ -213,7 +211,7 @@ fn given_secret(
         (None, _) => Ok(None),
         (Some(_), [secret]) => Ok(Some(secret.clone())),
         (Some(_), _) => {
-            let reason = "a registered destination starts with one secret: `destination rotate` adds the next";
+            let reason = "an endpoint starts with one secret: `endpoint rotate` adds the next";
             Err(ConfigError::new("--secret", reason))
         }
     }
@@ -225,20 +223,20 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         _ => settings.load()?,
     };
     let outbox = Outbox::from(config.table.clone());
-    let destinations = outbox.destinations().with_keys(&config.secret_keys);
+    let endpoints = outbox.endpoints().with_keys(&config.secret_keys);
     let statement = match action {
         Action::Recover(_) | Action::Backfill(_) => Duration::from_secs(600),
         _ => Duration::from_secs(30),
     };
-    let mut conn = connect(&config, "destination", statement)?;
+    let mut conn = connect(&config, "endpoint", statement)?;
     let (conn, table) = (&mut conn, &config.table);
     match action {
-        Action::List(how) => list(conn, destinations, how),
+        Action::List(how) => list(conn, endpoints, how),
         Action::Show { name, reveal, json } => {
             if *reveal {
-                return show_secret(conn, destinations, name);
+                return show_secret(conn, endpoints, name);
             }
-            match (destinations.get(conn, name)?, json) {
+            match (endpoints.get(conn, name)?, json) {
                 (Some(one), true) => output::json(&Shown::new(&one)),
                 (Some(one), false) => output::line(shown(&one)),
                 (None, _) => missing(name),
@@ -247,12 +245,12 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         Action::Put(put) => {
             let secret = given_secret(settings, &config)?;
             let one = conn.transaction::<_, anyhow::Error, _>(|conn| {
-                let one = put.put(conn, destinations, secret.clone())?;
+                let one = put.put(conn, endpoints, secret.clone())?;
                 let note = put.signed.note();
-                program::audit(conn, table, &note, Act::PutDestination, &one.name)?;
+                program::audit(conn, table, &note, Act::PutEndpoint, &one.name)?;
                 Ok(one)
             })?;
-            let refusal = refusal(conn, destinations, &one, &config)?;
+            let refusal = refusal(conn, endpoints, &one, &config)?;
             if put.json {
                 return output::json(&ShownPut {
                     one: Shown::new(&one),
@@ -275,7 +273,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             if !one.enabled {
                 let name = output::shown(&one.name);
                 output::line(format!(
-                    "disabled: `diesel-outbox destination enable {name}` enables it"
+                    "disabled: `diesel-outbox endpoint enable {name}` enables it"
                 ))?;
             }
             Ok(())
@@ -284,9 +282,9 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             conn,
             table,
             &signed.note(),
-            Act::EnableDestination,
+            Act::EnableEndpoint,
             name,
-            |conn| destinations.enable(conn, name),
+            |conn| endpoints.enable(conn, name),
         )? {
             true => {
                 let name = output::shown(name);
@@ -299,15 +297,15 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         Action::Disable { name, reason, who } => {
             let reason = match reason {
                 Some(reason) => reason.clone(),
-                None => earlier_reason(conn, destinations, name)?,
+                None => earlier_reason(conn, endpoints, name)?,
             };
             match program::audited(
                 conn,
                 table,
                 &who.note(&reason),
-                Act::DisableDestination,
+                Act::DisableEndpoint,
                 name,
-                |conn| destinations.disable(conn, name, &reason),
+                |conn| endpoints.disable(conn, name, &reason),
             )? {
                 true => output::line(format!(
                     "{} is disabled. {}",
@@ -319,15 +317,15 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         }
         Action::Remove { name, yes, signed } => {
             if !yes {
-                ask_to_remove(conn, table, &signed.note(), destinations, name)?;
+                ask_to_remove(conn, table, &signed.note(), endpoints, name)?;
             }
             match program::audited(
                 conn,
                 table,
                 &signed.note(),
-                Act::RemoveDestination,
+                Act::RemoveEndpoint,
                 name,
-                |conn| destinations.remove(conn, name),
+                |conn| endpoints.remove(conn, name),
             )? {
                 true => output::line(format!(
                     "{} is removed: messages that wait for it end as cancelled ones do, when they are due",
@@ -351,27 +349,27 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
                 conn,
                 table,
                 &signed.note(),
-                Act::RotateDestination,
+                Act::RotateEndpoint,
                 name,
-                |conn| destinations.rotate_to(conn, name, &secret, keep),
+                |conn| endpoints.rotate_to(conn, name, &secret, keep),
             )? {
                 true => output::line(for_receivers(&secret)?),
                 false => missing(name),
             }
         }
-        Action::Encrypt { signed } => encrypt(conn, destinations, table, &signed.note()),
+        Action::Encrypt { signed } => encrypt(conn, endpoints, table, &signed.note()),
         Action::Test { name, json, signed } => {
-            let test = deliveries::sendable(destinations.test(conn, name, &config))?;
+            let test = deliveries::sendable(endpoints.test(conn, name, &config))?;
             let Some(test) = test else {
                 return missing(name);
             };
-            program::audit(conn, table, &signed.note(), Act::TestDestination, name)?;
+            program::audit(conn, table, &signed.note(), Act::TestEndpoint, name)?;
             let answer = test.send();
-            let has_closed = destinations.record_test(conn, &answer)?;
+            let has_closed = endpoints.record_test(conn, &answer)?;
             deliveries::tested(name, &answer, has_closed, *json)
         }
         Action::Verify { name, json, signed } => {
-            let check = deliveries::sendable(destinations.verify(conn, name, &config))?;
+            let check = deliveries::sendable(endpoints.verify(conn, name, &config))?;
             let Some(check) = check else {
                 return missing(name);
             };
@@ -380,32 +378,28 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
                 conn,
                 table,
                 &signed.note(),
-                Act::VerifyDestination,
+                Act::VerifyEndpoint,
                 name,
-                |conn| destinations.record(conn, &answer),
+                |conn| endpoints.record(conn, &answer),
             )?;
             deliveries::verified(name, &answer, *json)
         }
-        Action::Deliveries(how) => deliveries::list(conn, destinations, how),
+        Action::Deliveries(how) => deliveries::list(conn, endpoints, how),
         Action::SendAgain { name, id, signed } => {
             let sent =
                 program::audited(conn, table, &signed.note(), Act::SendAgain, name, |conn| {
-                    destinations.send_again(conn, name, *id)
+                    endpoints.send_again(conn, name, *id)
                 });
-            deliveries::sent_again(conn, destinations, (name, *id), sent)
+            deliveries::sent_again(conn, endpoints, (name, *id), sent)
         }
-        Action::Recover(what) => recover::recover(conn, table, destinations, what),
-        Action::Backfill(what) => recover::backfill(conn, destinations, what),
+        Action::Recover(what) => recover::recover(conn, table, endpoints, what),
+        Action::Backfill(what) => recover::backfill(conn, endpoints, what),
     }
 }
 
-/// Why an operator has disabled the destination before; the word for an operator who gave no reason, otherwise.
-fn earlier_reason(
-    conn: &mut PgConnection,
-    destinations: Destinations<'_>,
-    name: &str,
-) -> Result<String> {
-    let before = destinations.get(conn, name)?.filter(|one| {
+/// Why an operator has disabled the endpoint before; the word for an operator who gave no reason, otherwise.
+fn earlier_reason(conn: &mut PgConnection, endpoints: Endpoints<'_>, name: &str) -> Result<String> {
+    let before = endpoints.get(conn, name)?.filter(|one| {
         let by_operator = one.disabled_by == Some(Hand::Operator);
         !one.enabled && by_operator
     });
@@ -415,23 +409,23 @@ fn earlier_reason(
 
 fn encrypt(
     conn: &mut PgConnection,
-    destinations: Destinations<'_>,
+    endpoints: Endpoints<'_>,
     table: &OutboxName,
     note: &Note,
 ) -> Result<()> {
-    let before = destinations.encrypt(conn).map_err(|error| match error {
+    let before = endpoints.encrypt(conn).map_err(|error| match error {
         // Bad settings: exit code 2.
-        DestinationError::Invalid(error) => error.into(),
+        EndpointError::Invalid(error) => error.into(),
         error => anyhow::Error::from(error),
     })?;
     let changed = before.plain + before.older;
     if changed > 0 {
-        let what = output::counted(changed, "destination", "destinations");
-        program::audit(conn, table, note, Act::EncryptDestinations, &what)?;
+        let what = output::counted(changed, "endpoint", "endpoints");
+        program::audit(conn, table, note, Act::EncryptEndpoints, &what)?;
     }
     output::line(format!(
         "encrypted the secrets of {} ({} plain, {} with an older key); {} already had the newest key",
-        output::counted(changed, "destination", "destinations"),
+        output::counted(changed, "endpoint", "endpoints"),
         before.plain,
         before.older,
         before.newest,
@@ -445,21 +439,21 @@ fn encrypt(
         [] => Ok(()),
         names => bail!(
             "the secrets of {} cannot be read, and are unchanged: {}",
-            output::counted(names.len(), "destination", "destinations"),
+            output::counted(names.len(), "endpoint", "endpoints"),
             names.join(", ")
         ),
     }
 }
 
-/// Says which messages end with a destination, and asks.
+/// Says which messages end with an endpoint, and asks.
 fn ask_to_remove(
     conn: &mut PgConnection,
     table: &OutboxName,
     note: &Note,
-    destinations: Destinations<'_>,
+    endpoints: Endpoints<'_>,
     name: &str,
 ) -> Result<()> {
-    if destinations.get(conn, name)?.is_none() {
+    if endpoints.get(conn, name)?.is_none() {
         return missing(name);
     }
     let waits_for_it = WaitingFilter::default().destination(name.to_owned());
@@ -472,7 +466,7 @@ fn ask_to_remove(
         ),
     };
     let question = format!("remove {}? {ends}", output::shown(name));
-    let hint = "destination remove asks for confirmation: without a terminal, give --yes";
+    let hint = "endpoint remove asks for confirmation: without a terminal, give --yes";
     if !confirmed(&question, hint)? {
         bail!("nothing was removed: {ends}");
     }
@@ -480,21 +474,19 @@ fn ask_to_remove(
 }
 
 fn missing(name: &str) -> Result<()> {
-    bail!(
-        "there is no registered destination {name:?}: `diesel-outbox destination list` shows all of them"
-    )
+    bail!("there is no endpoint {name:?}: `diesel-outbox endpoint list` shows all of them")
 }
 
-/// Why a relay with these settings would not send to the stored destination.
+/// Why a relay with these settings would not send to the stored endpoint.
 fn refusal(
     conn: &mut PgConnection,
-    destinations: Destinations<'_>,
-    one: &RegisteredDestination,
+    endpoints: Endpoints<'_>,
+    one: &Endpoint,
     config: &Config,
 ) -> Result<Option<String>> {
-    match destinations.test(conn, &one.name, config) {
+    match endpoints.test(conn, &one.name, config) {
         Ok(_) => Ok(None),
-        Err(error @ (DestinationError::Refused(_) | DestinationError::Invalid(_))) => {
+        Err(error @ (EndpointError::Refused(_) | EndpointError::Invalid(_))) => {
             Ok(Some(error.to_string()))
         }
         Err(error) => Err(error.into()),
@@ -502,28 +494,25 @@ fn refusal(
 }
 
 impl Put {
-    /// Applies the given values to the stored destination, or to a new one.
+    /// Applies the given values to the stored endpoint, or to a new one.
     fn put(
         &self,
         conn: &mut PgConnection,
-        destinations: Destinations<'_>,
+        endpoints: Endpoints<'_>,
         secret: Option<SigningSecret>,
-    ) -> Result<RegisteredDestination> {
-        let invalid = |error: DestinationError| match error {
+    ) -> Result<Endpoint> {
+        let invalid = |error: EndpointError| match error {
             // Bad arguments: exit code 2.
-            DestinationError::Invalid(error) => self.named(error).into(),
+            EndpointError::Invalid(error) => self.named(error).into(),
             error => anyhow::Error::from(error),
         };
-        if destinations.get(conn, &self.name)?.is_none() {
+        if endpoints.get(conn, &self.name)?.is_none() {
             let Some(url) = &self.url else {
-                let reason = format!(
-                    "required, because there is no destination {:?} yet",
-                    self.name
-                );
+                let reason = format!("required, because there is no endpoint {:?} yet", self.name);
                 return Err(ConfigError::new("URL", reason).into());
             };
-            let new = RegisteredDestination::new(&self.name, url);
-            destinations.put(conn, &new).map_err(invalid)?;
+            let new = Endpoint::new(&self.name, url);
+            endpoints.put(conn, &new).map_err(invalid)?;
         }
         // What cannot be read is refused before anything is written.
         let given = Given {
@@ -536,14 +525,14 @@ impl Put {
             secret,
         };
         let mut refused = None;
-        let is_there = destinations.change(conn, &self.name, |row| {
+        let is_there = endpoints.change(conn, &self.name, |row| {
             refused = self.write(given, row).err();
         });
         let is_there = is_there.map_err(invalid)?;
         if let Some(error) = refused {
             return Err(error.into());
         }
-        match destinations.get(conn, &self.name)? {
+        match endpoints.get(conn, &self.name)? {
             Some(one) if is_there => Ok(one),
             _ => bail!("{:?} was removed meanwhile: nothing was changed", self.name),
         }
@@ -574,7 +563,7 @@ impl Put {
     }
 
     /// Writes the given values.
-    fn write(&self, given: Given, one: &mut RegisteredDestination) -> Result<(), ConfigError> {
+    fn write(&self, given: Given, one: &mut Endpoint) -> Result<(), ConfigError> {
         if let Some(url) = &self.url {
             one.url.clone_from(url);
         }
@@ -645,11 +634,11 @@ fn auth(text: &str) -> Result<Auth, ConfigError> {
     read.parse()
 }
 
-fn show_secret(conn: &mut PgConnection, destinations: Destinations<'_>, name: &str) -> Result<()> {
-    match destinations.secret(conn, name)? {
+fn show_secret(conn: &mut PgConnection, endpoints: Endpoints<'_>, name: &str) -> Result<()> {
+    match endpoints.secret(conn, name)? {
         Some(secret) => output::line(for_receivers(&secret)?),
-        None if destinations.get(conn, name)?.is_some() => {
-            bail!("{name} has no secret: `diesel-outbox destination rotate` creates one")
+        None if endpoints.get(conn, name)?.is_some() => {
+            bail!("{name} has no secret: `diesel-outbox endpoint rotate` creates one")
         }
         None => missing(name),
     }
@@ -663,26 +652,26 @@ fn for_receivers(secret: &SigningSecret) -> Result<String> {
     })
 }
 
-fn list(conn: &mut PgConnection, destinations: Destinations<'_>, how: &List) -> Result<()> {
-    let filter = DestinationFilter::default()
+fn list(conn: &mut PgConnection, endpoints: Endpoints<'_>, how: &List) -> Result<()> {
+    let filter = EndpointFilter::default()
         .tenant_id(how.tenant)
         .enabled(how.disabled.then_some(false))
         .failing(how.failing.then_some(true))
         .search(how.search.clone())
         .after(how.after.clone());
     let limit = usize::try_from(how.limit)?;
-    let found = destinations.list(conn, &filter, limit)?;
+    let found = endpoints.list(conn, &filter, limit)?;
     if how.json {
         let shown: Vec<Shown<'_>> = found.iter().map(Shown::new).collect();
         return output::json(&shown);
     }
     if found.is_empty() {
-        let is_registered = !destinations
-            .list(conn, &DestinationFilter::default(), 1)?
+        let is_registered = !endpoints
+            .list(conn, &EndpointFilter::default(), 1)?
             .is_empty();
         return output::line(match is_registered {
-            true => "no destination matches",
-            false => "no destination is registered",
+            true => "no endpoint matches",
+            false => "no endpoint is registered",
         });
     }
     let mut table = output::table(&["name", "url", "topics", "tenant", "state"]);
@@ -707,8 +696,8 @@ fn list(conn: &mut PgConnection, destinations: Destinations<'_>, how: &List) -> 
     Ok(())
 }
 
-/// The state, and why no relay uses the destination.
-fn state(one: &RegisteredDestination) -> String {
+/// The state, and why no relay uses the endpoint.
+fn state(one: &Endpoint) -> String {
     let state = output::shown(&state_in_words(one));
     match &one.problem {
         Some(problem) if one.enabled => format!("{state}, not used: {}", output::shown(problem)),
@@ -716,7 +705,7 @@ fn state(one: &RegisteredDestination) -> String {
     }
 }
 
-fn shown(one: &RegisteredDestination) -> String {
+fn shown(one: &Endpoint) -> String {
     let mut table = output::table(&[&output::name(&one.name), &state(one)]);
     let mut row = |what: &str, value: Option<String>| {
         if let Some(value) = value {
@@ -730,7 +719,7 @@ fn shown(one: &RegisteredDestination) -> String {
     row("filter", one.filter.as_ref().map(Value::to_string));
     row("headers", (!headers.is_empty()).then(|| headers.join(" ")));
     row("auth", one.auth.as_ref().map(ToString::to_string));
-    for option in PolicyOption::of_registered() {
+    for option in PolicyOption::of_endpoints() {
         row(&option.name.replace('_', " "), option.text(&one.policy));
     }
     if one.verification != Verification::None {
@@ -750,7 +739,7 @@ fn shown(one: &RegisteredDestination) -> String {
 }
 
 /// Until when older secrets sign, if they sign now.
-fn old_secrets_until(one: &RegisteredDestination) -> Option<SystemTime> {
+fn old_secrets_until(one: &Endpoint) -> Option<SystemTime> {
     one.old_secrets_until
         .filter(|until| *until > SystemTime::now())
 }
@@ -763,7 +752,7 @@ fn json_value(text: &str) -> Result<Value, String> {
     serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))
 }
 
-/// A destination as JSON, without secrets and without header values.
+/// An endpoint as JSON, without secrets and without header values.
 #[derive(Serialize)]
 struct Shown<'a> {
     name: &'a str,
@@ -807,8 +796,8 @@ struct ShownPut<'a> {
 }
 
 impl<'a> Shown<'a> {
-    fn new(one: &'a RegisteredDestination) -> Self {
-        let options = PolicyOption::of_registered();
+    fn new(one: &'a Endpoint) -> Self {
+        let options = PolicyOption::of_endpoints();
         Self {
             name: &one.name,
             url: without_credentials(&one.url),

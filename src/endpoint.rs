@@ -1,4 +1,4 @@
-//! A registered destination: a row of `outbox_destination`.
+//! An endpoint: a row of `outbox_endpoint`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +18,7 @@ use crate::header::check_header;
 use crate::public_error::of_text;
 use crate::words::words;
 
-/// The maximum number of concurrent sends to one registered destination.
+/// The maximum number of concurrent sends to one endpoint.
 const MOST_CONCURRENCY: usize = 64;
 /// The most bytes of a URL.
 const MOST_URL_BYTES: usize = 2048;
@@ -26,23 +26,23 @@ const MOST_TOPICS: usize = 100;
 
 words! {
     "state":
-    /// The state of a registered destination: one word for commands, pages, JSON, and the SQL function
-    /// `outbox_destination_state(name)`. The first that applies holds.
+    /// The state of an endpoint: one word for commands, pages, JSON, and the SQL function
+    /// `outbox_endpoint_state(name)`. The first that applies holds.
     ///
     /// ```
-    /// use diesel_outbox::destinations::DestinationState;
+    /// use diesel_outbox::endpoints::EndpointState;
     ///
-    /// assert_eq!(DestinationState::Paused.as_str(), "paused");
-    /// assert_eq!("active".parse(), Ok(DestinationState::Active));
+    /// assert_eq!(EndpointState::Paused.as_str(), "paused");
+    /// assert_eq!("active".parse(), Ok(EndpointState::Active));
     /// ```
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     #[non_exhaustive]
-    pub enum DestinationState {
-        /// New messages are not for the destination, and those already addressed to it wait.
+    pub enum EndpointState {
+        /// New messages are not for the endpoint, and those already addressed to it wait.
         Disabled = "disabled",
         /// The endpoint has not shown yet that it wants messages.
         Unverified = "unverified",
-        /// New messages are addressed to the destination, and wait.
+        /// New messages are addressed to the endpoint, and wait.
         Paused = "paused",
         /// No send has succeeded for ten minutes since the first failure.
         Failing = "failing",
@@ -52,18 +52,18 @@ words! {
     }
 }
 
-/// A registered destination: a row of `outbox_destination`.
+/// An endpoint: a row of `outbox_endpoint`.
 ///
 /// The relay's settings have the defaults of the delivery policy.
 ///
 /// ```
 /// use diesel_outbox::config::{OnDead, Rate, Verification};
-/// use diesel_outbox::destinations::RegisteredDestination;
+/// use diesel_outbox::endpoints::Endpoint;
 /// use serde_json::json;
 /// use std::time::Duration;
 ///
 /// # let tenant = uuid::Uuid::nil();
-/// let hook = RegisteredDestination::new("acme", "https://acme.example/hooks")
+/// let hook = Endpoint::new("acme", "https://acme.example/hooks")
 ///     .topics(["order.*", "member.joined"])
 ///     .tenant(tenant)
 ///     .filter(json!({"total": [{"numeric": [">", 100]}]}))
@@ -80,7 +80,7 @@ words! {
 /// ```
 #[derive(Clone)]
 #[non_exhaustive]
-pub struct RegisteredDestination {
+pub struct Endpoint {
     /// The name, which is unique in the outbox.
     pub name: String,
     /// The URL to which messages are posted.
@@ -91,45 +91,45 @@ pub struct RegisteredDestination {
     pub tenant_id: Option<Uuid>,
     /// Only messages that match this [filter](crate::filter); `None`: all messages.
     pub filter: Option<Value>,
-    /// `false`: the destination is disabled. New messages are not for it, and those already addressed to it wait.
+    /// `false`: the endpoint is disabled. New messages are not for it, and those already addressed to it wait.
     pub enabled: bool,
     /// Headers of every request. The values are secret.
     pub headers: Vec<(String, SecretString)>,
     /// Authentication that the receiver asks for, beside the signatures: an OAuth 2.0 token, or a signature in a header
     /// of its own. It is encrypted in the database like the
     /// secrets; without the key, it is shown as `encrypted`, and
-    /// [`put`](crate::destinations::Destinations::put) keeps it.
+    /// [`put`](crate::endpoints::Endpoints::put) keeps it.
     pub auth: Option<Auth>,
     /// Limits, retries, and what responses mean. The timeout is at most 5 minutes.
     pub policy: DeliveryPolicy,
     /// A description for people.
     pub description: Option<String>,
-    /// Why the destination is disabled.
+    /// Why the endpoint is disabled.
     pub disabled_reason: Option<String>,
-    /// Who has disabled the destination; `None`: it is enabled.
+    /// Who has disabled the endpoint; `None`: it is enabled.
     pub disabled_by: Option<Hand>,
     /// The state when the row was read. Set by the database.
-    pub state: DestinationState,
-    /// Whose act the state is: who has disabled or paused the destination.
+    pub state: EndpointState,
+    /// Whose act the state is: who has disabled or paused the endpoint.
     pub state_by: Option<Hand>,
     /// Until when the state lasts: the end of a pause. `None`: until somebody ends it.
     pub state_until: Option<SystemTime>,
-    /// Why the destination is in the state, for operators: the text of a person, a reason code, or an error.
+    /// Why the endpoint is in the state, for operators: the text of a person, a reason code, or an error.
     pub state_reason: Option<String>,
     /// Who has set a value, by its name: `filter`, `headers`, `auth`, `verification`, or an option of the policy such as
     /// `rate`. Values of an operator are changed by operators only.
     pub set_by: BTreeMap<String, Hand>,
-    /// Why no relay uses the destination although it is enabled: a value cannot be used, or the settings of all running
-    /// relays refuse the destination.
+    /// Why no relay uses the endpoint although it is enabled: a value cannot be used, or the settings of all running
+    /// relays refuse the endpoint.
     pub problem: Option<String>,
-    /// When the destination was registered; `None`: not registered yet.
+    /// When the endpoint was registered; `None`: not registered yet.
     pub created_at: Option<SystemTime>,
-    /// When the destination was last changed.
+    /// When the endpoint was last changed.
     pub updated_at: Option<SystemTime>,
     /// The time of the first failed send since the last successful one; `None`: the last send was successful, as far as
-    /// the relays have recorded it. [`put`](crate::destinations::Destinations::put) ignores the value.
+    /// the relays have recorded it. [`put`](crate::endpoints::Endpoints::put) ignores the value.
     pub failing_since: Option<SystemTime>,
-    /// Whether the destination is failing: no send has succeeded for ten minutes since the first failure. Set by the relays.
+    /// Whether the endpoint is failing: no send has succeeded for ten minutes since the first failure. Set by the relays.
     pub failing: bool,
     /// The reason code of that failure.
     pub failing_reason: Option<String>,
@@ -145,8 +145,8 @@ pub struct RegisteredDestination {
     /// Why the last try to verify the endpoint failed: a reason code and the error, for operators. Show customers
     /// [`public_verification_error`](Self::public_verification_error). Set by the relays.
     pub verification_error: Option<String>,
-    /// A secret that the receiver brings. [`put`](crate::destinations::Destinations::put) replaces all secrets with it;
-    /// `None`: a new destination gets a random secret, and an existing one keeps its secrets. Never read back.
+    /// A secret that the receiver brings. [`put`](crate::endpoints::Endpoints::put) replaces all secrets with it;
+    /// `None`: a new endpoint gets a random secret, and an existing one keeps its secrets. Never read back.
     pub secret: Option<SigningSecret>,
     /// Whether the row has a value that could not be read: `problem` says which, and the field here is empty.
     pub(crate) is_unread: bool,
@@ -161,8 +161,8 @@ pub(crate) struct PausedBy {
     pub(crate) until: Option<SystemTime>,
 }
 
-impl RegisteredDestination {
-    /// Creates a destination for all topics and any tenant.
+impl Endpoint {
+    /// Creates an endpoint for all topics and any tenant.
     pub fn new(name: impl Into<String>, url: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -177,7 +177,7 @@ impl RegisteredDestination {
             description: None,
             disabled_reason: None,
             disabled_by: None,
-            state: DestinationState::default(),
+            state: EndpointState::default(),
             state_by: None,
             state_until: None,
             state_reason: None,
@@ -198,14 +198,14 @@ impl RegisteredDestination {
         }
     }
 
-    /// Changes the fields of this destination.
+    /// Changes the fields of this endpoint.
     #[must_use]
     pub fn configure(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
         self
     }
 
-    /// Sets the topic patterns, as in routes: the destination gets messages whose topic matches one of them. Defaults
+    /// Sets the topic patterns, as in routes: the endpoint gets messages whose topic matches one of them. Defaults
     /// to `*`.
     #[must_use]
     pub fn topics<T: Into<String>>(mut self, topics: impl IntoIterator<Item = T>) -> Self {
@@ -213,14 +213,14 @@ impl RegisteredDestination {
         self
     }
 
-    /// Limits the destination to messages of this tenant. Defaults to any tenant.
+    /// Limits the endpoint to messages of this tenant. Defaults to any tenant.
     #[must_use]
     pub fn tenant(mut self, tenant_id: Uuid) -> Self {
         self.tenant_id = Some(tenant_id);
         self
     }
 
-    /// Limits the destination to messages that match this [filter](crate::filter):
+    /// Limits the endpoint to messages that match this [filter](crate::filter):
     /// `{"total": [{"numeric": [">", 100]}], "items": {"kind": ["book"]}}`. Defaults to all messages.
     #[must_use]
     pub fn filter(mut self, filter: Value) -> Self {
@@ -239,9 +239,9 @@ impl RegisteredDestination {
     /// [Standard Webhooks](https://www.standardwebhooks.com): `whsec_` and the base64 of 24 to 64 bytes.
     ///
     /// ```
-    /// use diesel_outbox::destinations::RegisteredDestination;
+    /// use diesel_outbox::endpoints::Endpoint;
     ///
-    /// let hook = RegisteredDestination::new("acme", "https://acme.example/hooks")
+    /// let hook = Endpoint::new("acme", "https://acme.example/hooks")
     ///     .secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".parse()?);
     /// # let _ = hook;
     /// # Ok::<(), diesel_outbox::ConfigError>(())
@@ -256,9 +256,9 @@ impl RegisteredDestination {
     ///
     /// ```
     /// use diesel_outbox::config::Verification;
-    /// use diesel_outbox::destinations::RegisteredDestination;
+    /// use diesel_outbox::endpoints::Endpoint;
     ///
-    /// let mut hook = RegisteredDestination::new("acme", "https://acme.example/hooks");
+    /// let mut hook = Endpoint::new("acme", "https://acme.example/hooks");
     /// assert!(hook.is_verified());
     /// hook.verification = Verification::CloudEvents;
     /// assert!(!hook.is_verified());
@@ -269,7 +269,7 @@ impl RegisteredDestination {
 
     /// Decides the state from the row, and the pause that ends last: the only place that does, beside the SQL function.
     pub(crate) fn set_state(&mut self, pause: Option<PausedBy>) {
-        use DestinationState::{Active, Disabled, Failing, Paused, Unverified};
+        use EndpointState::{Active, Disabled, Failing, Paused, Unverified};
 
         let (state, by, until, reason) = match (self.enabled, self.is_verified(), pause) {
             (false, ..) => (
@@ -289,18 +289,18 @@ impl RegisteredDestination {
         self.state_reason = reason;
     }
 
-    /// Whether an operator has disabled the destination.
+    /// Whether an operator has disabled the endpoint.
     pub(crate) fn is_disabled_by_operator(&self) -> bool {
         !self.enabled && self.disabled_by == Some(Hand::Operator)
     }
 
     /// Why the last try to verify the endpoint failed, in words for customers, like
-    /// [`Delivery::public_error`](crate::destinations::Delivery::public_error).
+    /// [`Delivery::public_error`](crate::endpoints::Delivery::public_error).
     ///
     /// ```
-    /// use diesel_outbox::destinations::RegisteredDestination;
+    /// use diesel_outbox::endpoints::Endpoint;
     ///
-    /// let mut hook = RegisteredDestination::new("acme", "https://acme.example/hooks");
+    /// let mut hook = Endpoint::new("acme", "https://acme.example/hooks");
     /// hook.verification_error = Some("TIMEOUT: no response within 15000 ms".to_owned());
     /// let error = hook.public_verification_error();
     /// assert_eq!(error.as_deref(), Some("your endpoint did not answer within 15 s"));
@@ -309,7 +309,7 @@ impl RegisteredDestination {
         self.verification_error.as_deref().map(of_text)
     }
 
-    /// Converts the row into a destination. The settings of a relay may still refuse it.
+    /// Converts the row into an endpoint. The settings of a relay may still refuse it.
     ///
     /// # Errors
     /// A [`ConfigError`] if no relay can use the row.
@@ -329,14 +329,14 @@ impl RegisteredDestination {
         Ok(destination)
     }
 
-    /// Checks whether a relay can use the destination. Relays apply the same check to rows from plain SQL.
+    /// Checks whether a relay can use the endpoint. Relays apply the same check to rows from plain SQL.
     ///
     /// ```
-    /// use diesel_outbox::destinations::RegisteredDestination;
+    /// use diesel_outbox::endpoints::Endpoint;
     ///
-    /// assert!(RegisteredDestination::new("acme", "https://acme.example/hooks").check().is_ok());
-    /// let error = RegisteredDestination::new("acme", "acme.example").check().unwrap_err();
-    /// assert_eq!(error.key(), "destinations.acme.url");
+    /// assert!(Endpoint::new("acme", "https://acme.example/hooks").check().is_ok());
+    /// let error = Endpoint::new("acme", "acme.example").check().unwrap_err();
+    /// assert_eq!(error.key(), "endpoints.acme.url");
     /// ```
     ///
     /// # Errors
@@ -413,11 +413,11 @@ impl RegisteredDestination {
     }
 }
 
-impl fmt::Debug for RegisteredDestination {
+impl fmt::Debug for Endpoint {
     /// Omits the values of headers, and the URL, which may contain a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let headers: Vec<&str> = self.headers.iter().map(|(name, _)| name.as_str()).collect();
-        f.debug_struct("RegisteredDestination")
+        f.debug_struct("Endpoint")
             .field("name", &self.name)
             .field("topics", &self.topics)
             .field("tenant_id", &self.tenant_id)

@@ -1,14 +1,14 @@
-//! `diesel-outbox destination recover` and `backfill`
+//! `diesel-outbox endpoint recover` and `backfill`
 
 use anyhow::{Result, bail};
 use diesel::PgConnection;
 use diesel_outbox::OutboxName;
 use diesel_outbox::admin::{self, Bulk, Bulked, WaitingFilter};
-use diesel_outbox::destinations::{DestinationError, Destinations, Recover};
+use diesel_outbox::endpoints::{EndpointError, Endpoints, Recover};
 
 use crate::{bulk, output};
 
-/// Options of `destination recover`.
+/// Options of `endpoint recover`.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Messages have the places in their ordering keys that they had before. Each transaction enqueues 1,000 \
@@ -18,15 +18,15 @@ use crate::{bulk, output};
 pub(crate) struct Recovery {
     #[command(flatten)]
     to: Backfill,
-    /// Also the messages that the destination wants, and missed while it was disabled or not there
+    /// Also the messages that the endpoint wants, and missed while it was disabled or not there
     #[arg(long)]
     missing: bool,
 }
 
-/// Options of `destination backfill`.
+/// Options of `endpoint backfill`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Backfill {
-    /// Name of the destination
+    /// Name of the endpoint
     name: String,
     /// Messages since this time: 2026-11-21T10:00:00Z, or 2h for two hours ago
     #[arg(long, value_name = "TIME")]
@@ -38,7 +38,7 @@ pub(crate) struct Backfill {
 pub(super) fn recover(
     conn: &mut PgConnection,
     outbox: &OutboxName,
-    destinations: Destinations<'_>,
+    endpoints: Endpoints<'_>,
     what: &Recovery,
 ) -> Result<()> {
     let Backfill { name, since, .. } = &what.to;
@@ -49,15 +49,15 @@ pub(super) fn recover(
     };
     carry_out(
         conn,
-        destinations,
+        endpoints,
         &what.to,
         ("recover", "recovered"),
-        |conn, bulk| destinations.recover(conn, name, since, which, bulk),
+        |conn, bulk| endpoints.recover(conn, name, since, which, bulk),
     )?;
     if what.to.how.json {
         return Ok(());
     }
-    // Often most of what a destination did not get: each waits for its next attempt, up to a day.
+    // Often most of what an endpoint did not get: each waits for its next attempt, up to a day.
     let retrying = WaitingFilter::default().destination(name.clone());
     let note = what.to.how.signed.note();
     let retrying = admin::retry_all(conn, outbox, &retrying, Bulk::new(&note).dry_run())?.changed;
@@ -73,27 +73,27 @@ pub(super) fn recover(
 
 pub(super) fn backfill(
     conn: &mut PgConnection,
-    destinations: Destinations<'_>,
+    endpoints: Endpoints<'_>,
     to: &Backfill,
 ) -> Result<()> {
     let since = bulk::time("--since", &to.since)?;
     carry_out(
         conn,
-        destinations,
+        endpoints,
         to,
         ("backfill", "enqueued"),
-        |conn, bulk| destinations.backfill(conn, &to.name, since, bulk),
+        |conn, bulk| endpoints.backfill(conn, &to.name, since, bulk),
     )
 }
 
 fn carry_out(
     conn: &mut PgConnection,
-    destinations: Destinations<'_>,
+    endpoints: Endpoints<'_>,
     to: &Backfill,
     (verb, done): (&str, &str),
-    mut act: impl FnMut(&mut PgConnection, Bulk<'_>) -> Result<Option<Bulked>, DestinationError>,
+    mut act: impl FnMut(&mut PgConnection, Bulk<'_>) -> Result<Option<Bulked>, EndpointError>,
 ) -> Result<()> {
-    let Some(found) = destinations.get(conn, &to.name)? else {
+    let Some(found) = endpoints.get(conn, &to.name)? else {
         return super::missing(&to.name);
     };
     let name = output::shown(&to.name);
@@ -105,11 +105,11 @@ fn carry_out(
     };
     bulk::carry_out(&to.how, &words, |bulk| match act(conn, bulk)? {
         Some(changed) => Ok(changed),
-        None => bail!("the destination {name} was removed meanwhile"),
+        None => bail!("the endpoint {name} was removed meanwhile"),
     })?;
     if !found.enabled && !to.how.json {
         output::line(format!(
-            "{name} is disabled: its messages wait until `diesel-outbox destination enable {name}`"
+            "{name} is disabled: its messages wait until `diesel-outbox endpoint enable {name}`"
         ))?;
     }
     Ok(())

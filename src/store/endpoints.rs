@@ -1,4 +1,4 @@
-//! Registered destinations: rows of `outbox_destination`.
+//! Endpoints: rows of `outbox_endpoint`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -29,50 +29,50 @@ use super::sql::{
     pg_relation_size, to_regclass,
 };
 use super::statement::statement;
-use super::table::destination;
+use super::table::endpoint;
 use crate::config::{Auth, DeliveryPolicy, PolicyOption, Rate, Verification, words};
+use crate::endpoint::{Endpoint, EndpointState, PausedBy};
 use crate::hand::Hand;
 use crate::name::OutboxName;
-use crate::registered_destination::{DestinationState, PausedBy, RegisteredDestination};
 use crate::schema::values::system_time;
 
-/// The most secrets of one destination that sign at the same time.
+/// The most secrets of one endpoint that sign at the same time.
 const MOST_SECRETS: usize = 5;
 
 filter! {
-    /// Selects registered destinations. All conditions that are set must hold.
+    /// Selects endpoints. All conditions that are set must hold.
     ///
     /// ```
-    /// use diesel_outbox::destinations::{DestinationFilter, DestinationState};
+    /// use diesel_outbox::endpoints::{EndpointFilter, EndpointState};
     /// # let tenant = uuid::Uuid::nil();
     ///
-    /// let filter = DestinationFilter::default()
+    /// let filter = EndpointFilter::default()
     ///     .tenant_id(tenant)
     ///     .enabled(true)
-    ///     .state(DestinationState::Paused)
+    ///     .state(EndpointState::Paused)
     ///     .failing(true)
     ///     .search("acme.example".to_owned())
     ///     .after("acme-1".to_owned());
     /// # let _ = filter;
     /// ```
-    pub struct DestinationFilter {
-        /// Only destinations of this tenant.
+    pub struct EndpointFilter {
+        /// Only endpoints of this tenant.
         pub tenant_id: Uuid,
-        /// `true`: only enabled destinations; `false`: only disabled destinations.
+        /// `true`: only enabled endpoints; `false`: only disabled endpoints.
         pub enabled: bool,
-        /// Only destinations in this state.
-        pub state: DestinationState,
-        /// `true`: only destinations that are failing, or were when they were disabled; `false`: only the others.
+        /// Only endpoints in this state.
+        pub state: EndpointState,
+        /// `true`: only endpoints that are failing, or were when they were disabled; `false`: only the others.
         pub failing: bool,
-        /// Only destinations whose name, URL or description contains this text, ignoring case.
+        /// Only endpoints whose name, URL or description contains this text, ignoring case.
         pub search: String,
-        /// Only destinations whose names sort after this name: the last name of the previous page.
+        /// Only endpoints whose names sort after this name: the last name of the previous page.
         pub after: String,
     }
 }
 
 #[derive(Queryable, Selectable)]
-#[diesel(table_name = destination)]
+#[diesel(table_name = endpoint)]
 struct StoredRow {
     name: String,
     url: String,
@@ -107,7 +107,7 @@ struct StoredRow {
     set_by: Option<String>,
 }
 
-impl From<StoredRow> for RegisteredDestination {
+impl From<StoredRow> for Endpoint {
     fn from(row: StoredRow) -> Self {
         let mut problem = None;
         let headers = row
@@ -217,35 +217,35 @@ fn timestamp(time: SystemTime) -> PgTimestamp {
     from_micros(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
 }
 
-fn registered(name: &OutboxName) -> destination::table {
-    destination::table(name.destination())
+fn registered(name: &OutboxName) -> endpoint::table {
+    endpoint::table(name.endpoint())
 }
 
-/// A registered destination by its name. With a tenant: only if the destination is the tenant's.
+/// An endpoint by its name. With a tenant: only if the endpoint is the tenant's.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Which<'a> {
     pub(crate) name: &'a str,
     pub(crate) tenant: Option<Uuid>,
 }
 
-fn is_it(which: Which<'_>) -> On<'_, destination::table> {
+fn is_it(which: Which<'_>) -> On<'_, endpoint::table> {
     all_of([
-        given(Some(which.name), |name| destination::name.eq(name)),
+        given(Some(which.name), |name| endpoint::name.eq(name)),
         given(which.tenant, is_of_tenant),
     ])
 }
 
-fn is_of_tenant(tenant: Uuid) -> On<'static, destination::table> {
-    Box::new(destination::tenant_id.assume_not_null().eq(tenant))
+fn is_of_tenant(tenant: Uuid) -> On<'static, endpoint::table> {
+    Box::new(endpoint::tenant_id.assume_not_null().eq(tenant))
 }
 
-/// Whether the trigger `outbox_destination_most` refused a destination because its tenant has reached the limit.
+/// Whether the trigger `outbox_endpoint_most` refused an endpoint because its tenant has reached the limit.
 pub(crate) fn exceeds_limit(error: &Error) -> bool {
     matches!(error, Error::DatabaseError(DatabaseErrorKind::CheckViolation, info)
-        if info.constraint_name() == Some("outbox_destinations_of_a_tenant"))
+        if info.constraint_name() == Some("outbox_endpoints_of_a_tenant"))
 }
 
-/// Which value of a destination the table has refused, and why. The names of its rules begin with the column.
+/// Which value of an endpoint the table has refused, and why. The names of its rules begin with the column.
 pub(crate) fn refused_value(error: &Error) -> Option<(String, String)> {
     let Error::DatabaseError(kind, info) = error else {
         return None;
@@ -253,16 +253,16 @@ pub(crate) fn refused_value(error: &Error) -> Option<(String, String)> {
     let rule = info
         .constraint_name()
         .filter(|_| matches!(kind, DatabaseErrorKind::CheckViolation))?;
-    let (column, rule) = rule.strip_prefix("outbox_destination_")?.split_once('_')?;
+    let (column, rule) = rule.strip_prefix("outbox_endpoint_")?.split_once('_')?;
     let reason = format!("refused by the table: {}", rule.replace('_', " "));
     Some((column.to_owned(), reason))
 }
 
-/// Inserts the destination with this secret and this authentication in its stored form. `false`: the name exists.
+/// Inserts the endpoint with this secret and this authentication in its stored form. `false`: the name exists.
 pub(crate) fn insert(
     conn: &mut PgConnection,
     name: &OutboxName,
-    one: &RegisteredDestination,
+    one: &Endpoint,
     (secret, auth): (&str, Option<&str>),
 ) -> QueryResult<bool> {
     let policy = &one.policy;
@@ -270,41 +270,41 @@ pub(crate) fn insert(
     insert_into(registered(name))
         .values((
             (
-                destination::name.eq(&one.name),
-                destination::secret.eq(secret),
-                destination::auth.eq(auth),
-                destination::url.eq(&one.url),
-                destination::topics.eq(&one.topics),
-                destination::tenant_id.eq(one.tenant_id),
-                destination::filter.eq(filter_column(one).as_deref().map(Json)),
-                destination::headers.eq(headers_column(one).as_deref().map(Json)),
-                destination::description.eq(&one.description),
+                endpoint::name.eq(&one.name),
+                endpoint::secret.eq(secret),
+                endpoint::auth.eq(auth),
+                endpoint::url.eq(&one.url),
+                endpoint::topics.eq(&one.topics),
+                endpoint::tenant_id.eq(one.tenant_id),
+                endpoint::filter.eq(filter_column(one).as_deref().map(Json)),
+                endpoint::headers.eq(headers_column(one).as_deref().map(Json)),
+                endpoint::description.eq(&one.description),
             ),
             (
-                destination::enabled.eq(one.enabled),
-                destination::disabled_by.eq(disabled_by),
-                destination::disabled_reason.eq(&one.disabled_reason),
+                endpoint::enabled.eq(one.enabled),
+                endpoint::disabled_by.eq(disabled_by),
+                endpoint::disabled_reason.eq(&one.disabled_reason),
             ),
             (
-                destination::mode.eq(policy.mode.map(|mode| mode.to_string())),
-                destination::concurrency.eq(concurrency_column(policy)),
-                destination::rate.eq(policy.rate.map(|rate| rate.to_string())),
-                destination::timeout.eq(policy.timeout.map(interval)),
-                destination::policy.eq(policy.column().as_deref().map(Json)),
-                destination::verification.eq(verification_column(one).as_deref()),
+                endpoint::mode.eq(policy.mode.map(|mode| mode.to_string())),
+                endpoint::concurrency.eq(concurrency_column(policy)),
+                endpoint::rate.eq(policy.rate.map(|rate| rate.to_string())),
+                endpoint::timeout.eq(policy.timeout.map(interval)),
+                endpoint::policy.eq(policy.column().as_deref().map(Json)),
+                endpoint::verification.eq(verification_column(one).as_deref()),
             ),
         ))
-        .on_conflict(destination::name)
+        .on_conflict(endpoint::name)
         .do_nothing()
         .execute(conn)
         .map(|count| count > 0)
 }
 
-fn filter_column(one: &RegisteredDestination) -> Option<String> {
+fn filter_column(one: &Endpoint) -> Option<String> {
     one.filter.as_ref().map(ToString::to_string)
 }
 
-fn headers_column(one: &RegisteredDestination) -> Option<String> {
+fn headers_column(one: &Endpoint) -> Option<String> {
     let headers: BTreeMap<&str, &str> = (one.headers.iter())
         .map(|(name, value)| (name.as_str(), value.expose_secret()))
         .collect();
@@ -316,7 +316,7 @@ fn concurrency_column(policy: &DeliveryPolicy) -> Option<i32> {
     Some(i32::try_from(sends).unwrap_or(i32::MAX))
 }
 
-fn verification_column(one: &RegisteredDestination) -> Option<String> {
+fn verification_column(one: &Endpoint) -> Option<String> {
     let verification = one.verification;
     (verification != Verification::None).then(|| verification.to_string())
 }
@@ -325,9 +325,9 @@ fn verification_column(one: &RegisteredDestination) -> Option<String> {
 fn only<'a>(
     conn: &mut PgConnection,
     found: impl LoadQuery<'a, PgConnection, StoredRow>,
-) -> QueryResult<Option<RegisteredDestination>> {
+) -> QueryResult<Option<Endpoint>> {
     let row = found.get_result(conn).optional()?;
-    Ok(row.map(RegisteredDestination::from))
+    Ok(row.map(Endpoint::from))
 }
 
 /// The row, locked until the end of the transaction.
@@ -335,7 +335,7 @@ pub(crate) fn lock(
     conn: &mut PgConnection,
     name: &OutboxName,
     which: Which<'_>,
-) -> QueryResult<Option<RegisteredDestination>> {
+) -> QueryResult<Option<Endpoint>> {
     let found = registered(name).filter(is_it(which)).for_update();
     only(conn, found.select(StoredRow::as_select()))
 }
@@ -344,7 +344,7 @@ pub(crate) fn lock(
 pub(crate) fn write(
     conn: &mut PgConnection,
     name: &OutboxName,
-    one: &RegisteredDestination,
+    one: &Endpoint,
     changed: &[&str],
     auth: Option<&str>,
 ) -> QueryResult<()> {
@@ -360,32 +360,32 @@ pub(crate) fn write(
     let is_set = changed.iter().any(|name| is_recorded(name));
     let disabled_by = one.disabled_by.map(Hand::as_str);
     update(registered(name))
-        .filter(destination::name.eq(&one.name))
+        .filter(endpoint::name.eq(&one.name))
         .set((
-            has("url").then(|| destination::url.eq(&one.url)),
-            has("topics").then(|| destination::topics.eq(&one.topics)),
-            has("tenant").then(|| destination::tenant_id.eq(one.tenant_id)),
-            has("description").then(|| destination::description.eq(&one.description)),
+            has("url").then(|| endpoint::url.eq(&one.url)),
+            has("topics").then(|| endpoint::topics.eq(&one.topics)),
+            has("tenant").then(|| endpoint::tenant_id.eq(one.tenant_id)),
+            has("description").then(|| endpoint::description.eq(&one.description)),
             has("enabled").then(|| {
                 (
-                    destination::enabled.eq(one.enabled),
-                    destination::disabled_by.eq(disabled_by),
-                    destination::disabled_reason.eq(&one.disabled_reason),
+                    endpoint::enabled.eq(one.enabled),
+                    endpoint::disabled_by.eq(disabled_by),
+                    endpoint::disabled_reason.eq(&one.disabled_reason),
                 )
             }),
-            has("filter").then(|| destination::filter.eq(filter.as_deref().map(Json))),
-            has("headers").then(|| destination::headers.eq(headers.as_deref().map(Json))),
-            has("auth").then(|| destination::auth.eq(auth)),
-            has("verification").then(|| destination::verification.eq(verification_column(one))),
-            has("mode").then(|| destination::mode.eq(policy.mode.map(|mode| mode.to_string()))),
-            has("concurrency").then(|| destination::concurrency.eq(concurrency_column(policy))),
-            has("rate").then(|| destination::rate.eq(policy.rate.map(|rate| rate.to_string()))),
-            has("timeout").then(|| destination::timeout.eq(policy.timeout.map(interval))),
+            has("filter").then(|| endpoint::filter.eq(filter.as_deref().map(Json))),
+            has("headers").then(|| endpoint::headers.eq(headers.as_deref().map(Json))),
+            has("auth").then(|| endpoint::auth.eq(auth)),
+            has("verification").then(|| endpoint::verification.eq(verification_column(one))),
+            has("mode").then(|| endpoint::mode.eq(policy.mode.map(|mode| mode.to_string()))),
+            has("concurrency").then(|| endpoint::concurrency.eq(concurrency_column(policy))),
+            has("rate").then(|| endpoint::rate.eq(policy.rate.map(|rate| rate.to_string()))),
+            has("timeout").then(|| endpoint::timeout.eq(policy.timeout.map(interval))),
             changed
                 .iter()
                 .any(is_of_policy)
-                .then(|| destination::policy.eq(options.as_deref().map(Json))),
-            is_set.then(|| destination::set_by.eq(set_by.as_deref().map(Json))),
+                .then(|| endpoint::policy.eq(options.as_deref().map(Json))),
+            is_set.then(|| endpoint::set_by.eq(set_by.as_deref().map(Json))),
         ))
         .execute(conn)
         .map(drop)
@@ -393,7 +393,7 @@ pub(crate) fn write(
 
 /// The values of which the row says who has set them.
 pub(crate) fn recorded() -> impl Iterator<Item = &'static str> {
-    let options = PolicyOption::of_registered().map(|option| option.name);
+    let options = PolicyOption::of_endpoints().map(|option| option.name);
     ["filter", "headers", "auth", "verification"]
         .into_iter()
         .chain(options)
@@ -405,15 +405,12 @@ pub(crate) fn is_recorded(value: &str) -> bool {
 }
 
 /// The names of the values that differ, as [`write`] takes them.
-pub(crate) fn differing(
-    before: &RegisteredDestination,
-    after: &RegisteredDestination,
-) -> Vec<&'static str> {
-    let auth = |one: &RegisteredDestination| {
+pub(crate) fn differing(before: &Endpoint, after: &Endpoint) -> Vec<&'static str> {
+    let auth = |one: &Endpoint| {
         let auth = one.auth.as_ref();
         auth.map(|auth| auth.written().expose_secret().to_owned())
     };
-    let disabled = |one: &RegisteredDestination| {
+    let disabled = |one: &Endpoint| {
         let why = (one.disabled_by, one.disabled_reason.clone());
         (!one.enabled).then_some(why)
     };
@@ -431,16 +428,16 @@ pub(crate) fn differing(
     let own = own
         .into_iter()
         .filter_map(|(name, differs)| differs.then_some(name));
-    let options = PolicyOption::of_registered()
+    let options = PolicyOption::of_endpoints()
         .filter(|option| option.value(&before.policy) != option.value(&after.policy))
         .map(|option| option.name);
     own.chain(options).collect()
 }
 
-/// Whether a destination of this name exists.
+/// Whether an endpoint of this name exists.
 pub(crate) fn exists(conn: &mut PgConnection, name: &OutboxName, which: &str) -> QueryResult<bool> {
-    let row = registered(name).filter(destination::name.eq(which));
-    let found = row.select(destination::name).get_result::<String>(conn);
+    let row = registered(name).filter(endpoint::name.eq(which));
+    let found = row.select(endpoint::name).get_result::<String>(conn);
     Ok(found.optional()?.is_some())
 }
 
@@ -451,7 +448,7 @@ pub(crate) fn hold(
     which: Which<'_>,
 ) -> QueryResult<bool> {
     let row = registered(name).filter(is_it(which));
-    let row = row.select(destination::name).for_key_share();
+    let row = row.select(endpoint::name).for_key_share();
     let row = row.get_result::<String>(conn).optional()?;
     Ok(row.is_some())
 }
@@ -460,66 +457,62 @@ pub(crate) fn get(
     conn: &mut PgConnection,
     name: &OutboxName,
     which: Which<'_>,
-) -> QueryResult<Option<RegisteredDestination>> {
+) -> QueryResult<Option<Endpoint>> {
     let found = registered(name).filter(is_it(which));
     only(conn, found.select(StoredRow::as_select()))
 }
 
-/// Registered destinations, ordered by name.
+/// Endpoints, ordered by name.
 pub(crate) fn list(
     conn: &mut PgConnection,
     name: &OutboxName,
-    (filter, tenant): (&DestinationFilter, Option<Uuid>),
+    (filter, tenant): (&EndpointFilter, Option<Uuid>),
     limit: usize,
-) -> QueryResult<Vec<RegisteredDestination>> {
-    let which: On<'_, destination::table> = all_of([
+) -> QueryResult<Vec<Endpoint>> {
+    let which: On<'_, endpoint::table> = all_of([
         given(tenant, is_of_tenant),
         given(filter.state, |state| is_in_state(name, state)),
         given(filter.tenant_id, is_of_tenant),
-        given(filter.enabled, |enabled| destination::enabled.eq(enabled)),
-        given(filter.failing, |failing| destination::failing.eq(failing)),
+        given(filter.enabled, |enabled| endpoint::enabled.eq(enabled)),
+        given(filter.failing, |failing| endpoint::failing.eq(failing)),
         given(filter.search.as_deref(), |text| {
             let text = format!("%{}%", escaped(text));
-            let in_description = destination::description
-                .assume_not_null()
-                .ilike(text.clone());
-            (destination::name.ilike(text.clone()))
-                .or(destination::url.ilike(text))
-                .or(destination::description.is_not_null().and(in_description))
+            let in_description = endpoint::description.assume_not_null().ilike(text.clone());
+            (endpoint::name.ilike(text.clone()))
+                .or(endpoint::url.ilike(text))
+                .or(endpoint::description.is_not_null().and(in_description))
         }),
-        given(filter.after.as_deref(), |after| destination::name.gt(after)),
+        given(filter.after.as_deref(), |after| endpoint::name.gt(after)),
     ]);
     let found = registered(name)
         .filter(which)
-        .order(destination::name)
+        .order(endpoint::name)
         .limit(i64::try_from(limit).unwrap_or(i64::MAX))
         .select(StoredRow::as_select())
         .load::<StoredRow>(conn)?;
-    Ok(found.into_iter().map(RegisteredDestination::from).collect())
+    Ok(found.into_iter().map(Endpoint::from).collect())
 }
 
 /// The row is in this state.
-fn is_in_state(name: &OutboxName, state: DestinationState) -> On<'static, destination::table> {
+fn is_in_state(name: &OutboxName, state: EndpointState) -> On<'static, endpoint::table> {
     let is_paused = || paused::is_paused(name);
-    let may_send = || destination::enabled.and(not(is_unverified()));
+    let may_send = || endpoint::enabled.and(not(is_unverified()));
     match state {
-        DestinationState::Disabled => Box::new(not(destination::enabled)),
-        DestinationState::Unverified => Box::new(destination::enabled.and(is_unverified())),
-        DestinationState::Paused => Box::new(may_send().and(is_paused())),
-        DestinationState::Failing => {
-            Box::new(may_send().and(not(is_paused())).and(destination::failing))
-        }
-        DestinationState::Active => {
-            let is_good = not(destination::failing);
+        EndpointState::Disabled => Box::new(not(endpoint::enabled)),
+        EndpointState::Unverified => Box::new(endpoint::enabled.and(is_unverified())),
+        EndpointState::Paused => Box::new(may_send().and(is_paused())),
+        EndpointState::Failing => Box::new(may_send().and(not(is_paused())).and(endpoint::failing)),
+        EndpointState::Active => {
+            let is_good = not(endpoint::failing);
             Box::new(may_send().and(not(is_paused())).and(is_good))
         }
     }
 }
 
-/// The number of registered destinations in each state.
+/// The number of endpoints in each state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct DestinationCounts {
+pub struct EndpointCounts {
     /// Active: messages are sent.
     pub working: i64,
     /// Enabled, but the endpoint has not shown yet that it wants messages: nothing is sent.
@@ -532,27 +525,27 @@ pub struct DestinationCounts {
     pub disabled: i64,
 }
 
-/// The number of registered destinations in each state, and the sizes of these tables in pages: one statement, because
+/// The number of endpoints in each state, and the sizes of these tables in pages: one statement, because
 /// every relay asks it again and again.
 pub(crate) fn counts_and_pages(
     conn: &mut PgConnection,
     name: &OutboxName,
     [one, other]: [&str; 2],
-) -> QueryResult<(DestinationCounts, [i64; 2])> {
-    let of = |state| count(destination::name).aggregate_filter(is_in_state(name, state));
+) -> QueryResult<(EndpointCounts, [i64; 2])> {
+    let of = |state| count(endpoint::name).aggregate_filter(is_in_state(name, state));
     type Found = (i64, i64, i64, i64, i64, Option<i64>, Option<i64>);
     let (working, unverified, paused, failing, disabled, one, other): Found = registered(name)
         .select((
-            of(DestinationState::Active),
-            of(DestinationState::Unverified),
-            of(DestinationState::Paused),
-            of(DestinationState::Failing),
-            of(DestinationState::Disabled),
+            of(EndpointState::Active),
+            of(EndpointState::Unverified),
+            of(EndpointState::Paused),
+            of(EndpointState::Failing),
+            of(EndpointState::Disabled),
             pages_of!(pg_relation_size(to_regclass(one))),
             pages_of!(pg_relation_size(to_regclass(other))),
         ))
         .get_result(conn)?;
-    let counts = DestinationCounts {
+    let counts = EndpointCounts {
         working,
         unverified,
         paused,
@@ -562,11 +555,11 @@ pub(crate) fn counts_and_pages(
     Ok((counts, [one, other].map(Option::unwrap_or_default)))
 }
 
-/// Decides the state of each destination with its pauses.
+/// Decides the state of each endpoint with its pauses.
 pub(crate) fn read_states(
     conn: &mut PgConnection,
     name: &OutboxName,
-    found: &mut [RegisteredDestination],
+    found: &mut [Endpoint],
 ) -> QueryResult<()> {
     let names: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
     let mut pauses: HashMap<String, PausedBy> = paused::of_destinations(conn, name, &names)?;
@@ -578,10 +571,10 @@ pub(crate) fn read_states(
 }
 
 /// Whether the endpoint has yet to show that it wants messages.
-pub(crate) fn is_unverified() -> On<'static, destination::table> {
-    let verification = destination::verification;
+pub(crate) fn is_unverified() -> On<'static, endpoint::table> {
+    let verification = endpoint::verification;
     let is_wanted = verification.assume_not_null().ne("none");
-    Box::new((verification.is_not_null().and(is_wanted)).and(destination::verified_at.is_null()))
+    Box::new((verification.is_not_null().and(is_wanted)).and(endpoint::verified_at.is_null()))
 }
 
 /// One version of a row: its name, and the time of its last change.
@@ -594,14 +587,10 @@ pub(crate) struct AsSeen<'a> {
 
 /// The row as it was seen.
 #[cfg(feature = "relay")]
-pub(crate) fn is_as_seen(seen: AsSeen<'_>) -> On<'_, destination::table> {
+pub(crate) fn is_as_seen(seen: AsSeen<'_>) -> On<'_, endpoint::table> {
     let seen_at = seen.updated_at.map(timestamp);
-    let is_same = destination::updated_at.nullable().eq(seen_at);
-    Box::new(
-        destination::name
-            .eq(seen.name)
-            .and(is_same.assume_not_null()),
-    )
+    let is_same = endpoint::updated_at.nullable().eq(seen_at);
+    Box::new(endpoint::name.eq(seen.name).and(is_same.assume_not_null()))
 }
 
 /// Keeps the row as it was seen until the end of the transaction. `false`: it has changed.
@@ -612,13 +601,13 @@ pub(crate) fn hold_as_seen(
     seen: AsSeen<'_>,
 ) -> QueryResult<bool> {
     let row = registered(name).filter(is_as_seen(seen));
-    let row = row.select(destination::name).for_share();
+    let row = row.select(endpoint::name).for_share();
     let row = row.get_result::<String>(conn).optional()?;
     Ok(row.is_some())
 }
 
-/// Disables the destination for this reason, if it is enabled and unchanged since it was seen and, with `failed_for`,
-/// has failed for this time. `false`: the destination has changed, is already disabled, or is gone, or a send has
+/// Disables the endpoint for this reason, if it is enabled and unchanged since it was seen and, with `failed_for`,
+/// has failed for this time. `false`: the endpoint has changed, is already disabled, or is gone, or a send has
 /// succeeded.
 #[cfg(feature = "relay")]
 pub(crate) fn disable_as_seen(
@@ -628,8 +617,8 @@ pub(crate) fn disable_as_seen(
     (by, reason): (Hand, &str),
     failed_for: Option<Duration>,
 ) -> QueryResult<bool> {
-    let fails: On<'_, destination::table> = all_of([given(failed_for, |time| {
-        let since = destination::failing_since;
+    let fails: On<'_, endpoint::table> = all_of([given(failed_for, |time| {
+        let since = endpoint::failing_since;
         let is_long = since
             .assume_not_null()
             .le(clock_timestamp() - interval(time));
@@ -637,48 +626,45 @@ pub(crate) fn disable_as_seen(
     })]);
     update(registered(name))
         .filter(is_as_seen(seen))
-        .filter(destination::enabled)
+        .filter(endpoint::enabled)
         .filter(fails)
         .set((
-            destination::enabled.eq(false),
-            destination::disabled_by.eq(by.as_str()),
-            destination::disabled_reason.eq(reason),
+            endpoint::enabled.eq(false),
+            endpoint::disabled_by.eq(by.as_str()),
+            endpoint::disabled_reason.eq(reason),
         ))
         .execute(conn)
         .map(|count| count > 0)
 }
 
-/// The tenants of the registered destinations among these that have one, by name.
+/// The tenants of the endpoints among these that have one, by name.
 pub(crate) fn tenants(
     conn: &mut PgConnection,
     name: &OutboxName,
     names: &[&str],
 ) -> QueryResult<HashMap<String, Uuid>> {
     let found: Vec<(String, Uuid)> = registered(name)
-        .filter(destination::name.eq_any(names))
-        .filter(destination::tenant_id.is_not_null())
-        .select((destination::name, destination::tenant_id.assume_not_null()))
+        .filter(endpoint::name.eq_any(names))
+        .filter(endpoint::tenant_id.is_not_null())
+        .select((endpoint::name, endpoint::tenant_id.assume_not_null()))
         .load(conn)?;
     Ok(found.into_iter().collect())
 }
 
-/// The URL and the description of the registered destinations among these, by name.
+/// The URL and the description of the endpoints among these, by name.
 pub(crate) fn called(
     conn: &mut PgConnection,
     name: &OutboxName,
     names: &[&str],
 ) -> QueryResult<HashMap<String, (String, Option<String>)>> {
     let found: Vec<(String, (String, Option<String>))> = registered(name)
-        .filter(destination::name.eq_any(names))
-        .select((
-            destination::name,
-            (destination::url, destination::description),
-        ))
+        .filter(endpoint::name.eq_any(names))
+        .select((endpoint::name, (endpoint::url, endpoint::description)))
         .load(conn)?;
     Ok(found.into_iter().collect())
 }
 
-/// The registration of the destination now.
+/// The registration of the endpoint now.
 pub(crate) fn registration(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -686,12 +672,12 @@ pub(crate) fn registration(
 ) -> QueryResult<Option<Uuid>> {
     registered(name)
         .filter(is_it(which))
-        .select(destination::id)
+        .select(endpoint::id)
         .get_result(conn)
         .optional()
 }
 
-/// Removes the destination. `false`: the destination does not exist.
+/// Removes the endpoint. `false`: the endpoint does not exist.
 pub(crate) fn remove(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -705,7 +691,7 @@ pub(crate) fn remove(
 
 /// What a row keeps secret, plain or sealed.
 #[derive(Queryable, Selectable)]
-#[diesel(table_name = destination)]
+#[diesel(table_name = endpoint)]
 pub(crate) struct Secrets {
     pub(crate) name: String,
     /// The secrets that sign, newest first.
@@ -713,7 +699,7 @@ pub(crate) struct Secrets {
     pub(crate) auth: Option<String>,
 }
 
-/// The secrets of the destination.
+/// The secrets of the endpoint.
 pub(crate) fn secrets(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -726,20 +712,20 @@ pub(crate) fn secrets(
         .optional()
 }
 
-/// The secrets of these destinations, ordered by name.
+/// The secrets of these endpoints, ordered by name.
 pub(crate) fn secrets_of(
     conn: &mut PgConnection,
     name: &OutboxName,
     names: &[&str],
 ) -> QueryResult<Vec<Secrets>> {
     registered(name)
-        .filter(destination::name.eq_any(names))
-        .order(destination::name)
+        .filter(endpoint::name.eq_any(names))
+        .order(endpoint::name)
         .select(Secrets::as_select())
         .load(conn)
 }
 
-/// The secrets of all destinations whose names sort after this name, ordered by name.
+/// The secrets of all endpoints whose names sort after this name, ordered by name.
 pub(crate) fn secrets_behind(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -747,14 +733,14 @@ pub(crate) fn secrets_behind(
     limit: i64,
 ) -> QueryResult<Vec<Secrets>> {
     registered(name)
-        .filter(destination::name.gt(after))
-        .order(destination::name)
+        .filter(endpoint::name.gt(after))
+        .order(endpoint::name)
         .limit(limit)
         .select(Secrets::as_select())
         .load(conn)
 }
 
-/// Replaces the secrets `before`. `false`: the destination does not exist, or its secrets have changed.
+/// Replaces the secrets `before`. `false`: the endpoint does not exist, or its secrets have changed.
 pub(crate) fn replace_secrets(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -762,12 +748,12 @@ pub(crate) fn replace_secrets(
     after: &Secrets,
 ) -> QueryResult<bool> {
     update(registered(name))
-        .filter(destination::name.eq(&before.name))
-        .filter(destination::secret.is_not_distinct_from(&before.secret))
-        .filter(destination::auth.is_not_distinct_from(&before.auth))
+        .filter(endpoint::name.eq(&before.name))
+        .filter(endpoint::secret.is_not_distinct_from(&before.secret))
+        .filter(endpoint::auth.is_not_distinct_from(&before.auth))
         .set((
-            destination::secret.eq(&after.secret),
-            destination::auth.eq(&after.auth),
+            endpoint::secret.eq(&after.secret),
+            endpoint::auth.eq(&after.auth),
         ))
         .execute(conn)
         .map(|count| count > 0)
@@ -782,18 +768,18 @@ pub(crate) type Stamp = (i64, i64);
 const STAMP: &str = "hashtextextended(name, (extract(epoch FROM updated_at) * 1000000)::bigint
     + (coalesce(old_secrets_until > clock_timestamp(), true))::int)";
 
-/// A number that changes when the row begins to fail, or works again. A destination that works has 0.
+/// A number that changes when the row begins to fail, or works again. An endpoint that works has 0.
 const FAILING_STAMP: &str =
     "coalesce(hashtextextended(name, (extract(epoch FROM failing_since) * 1000000)::bigint), 0)";
 
-/// The stamp of the whole table, and the stamp of its failing destinations.
+/// The stamp of the whole table, and the stamp of its failing endpoints.
 ///
 /// Text: sums of hashes.
 pub(crate) fn stamp(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<(Stamp, i64)> {
     let (count, stamp, failing) = statement(format!(
         "SELECT count(*), (coalesce(sum({STAMP}), 0) % 9223372036854775807)::bigint,
                 (coalesce(sum({FAILING_STAMP}), 0) % 9223372036854775807)::bigint FROM {}",
-        name.destination()
+        name.endpoint()
     ))
     .giving::<(BigInt, BigInt, BigInt)>()
     .get_result(conn)?;
@@ -806,7 +792,7 @@ pub(crate) fn stamps(
     name: &OutboxName,
     only: Option<&[&str]>,
 ) -> QueryResult<Vec<(String, i64)>> {
-    let rows = format!("SELECT name, {STAMP} FROM {}", name.destination());
+    let rows = format!("SELECT name, {STAMP} FROM {}", name.endpoint());
     match only {
         None => statement(rows).giving::<(Text, BigInt)>().load(conn),
         Some(names) => statement(format!("{rows} WHERE name = ANY($1)"))
@@ -816,19 +802,19 @@ pub(crate) fn stamps(
     }
 }
 
-/// A registered destination as a relay knows it.
+/// An endpoint as a relay knows it.
 #[derive(Debug, Clone)]
-pub(crate) struct Registered {
-    pub(crate) row: RegisteredDestination,
+pub(crate) struct EndpointRow {
+    pub(crate) row: Endpoint,
     /// Tells this registration from others of the same name.
     pub(crate) id: Uuid,
     /// The secrets that sign now.
     pub(crate) secrets: Option<SecretString>,
 }
 
-/// Whether all secrets of a destination sign, not only the newest.
-fn all_sign() -> On<'static, destination::table> {
-    let until = destination::old_secrets_until;
+/// Whether all secrets of an endpoint sign, not only the newest.
+fn all_sign() -> On<'static, endpoint::table> {
+    let until = endpoint::old_secrets_until;
     let lasts = until.assume_not_null().gt(clock_timestamp());
     Box::new(until.is_null().or(lasts))
 }
@@ -839,39 +825,39 @@ fn signing(column: &str, all_sign: bool) -> impl Iterator<Item = &str> {
     words(column).take(most)
 }
 
-/// The existing destinations among `names`.
-pub(crate) fn registered_as(
+/// The existing endpoints among `names`.
+pub(crate) fn endpoint_rows(
     conn: &mut PgConnection,
     name: &OutboxName,
     names: &[String],
-) -> QueryResult<Vec<Registered>> {
-    registered_that(conn, name, Box::new(destination::name.eq_any(names)))
+) -> QueryResult<Vec<EndpointRow>> {
+    endpoint_rows_that(conn, name, Box::new(endpoint::name.eq_any(names)))
 }
 
-/// The destination, as a relay knows it.
-pub(crate) fn registered_one(
+/// The endpoint, as a relay knows it.
+pub(crate) fn endpoint_row(
     conn: &mut PgConnection,
     name: &OutboxName,
     which: Which<'_>,
-) -> QueryResult<Option<Registered>> {
-    Ok(registered_that(conn, name, is_it(which))?.pop())
+) -> QueryResult<Option<EndpointRow>> {
+    Ok(endpoint_rows_that(conn, name, is_it(which))?.pop())
 }
 
-fn registered_that(
+fn endpoint_rows_that(
     conn: &mut PgConnection,
     name: &OutboxName,
-    is_meant: On<'_, destination::table>,
-) -> QueryResult<Vec<Registered>> {
+    is_meant: On<'_, endpoint::table>,
+) -> QueryResult<Vec<EndpointRow>> {
     let found = registered(name)
         .filter(is_meant)
         .select((
             StoredRow::as_select(),
-            destination::id,
-            (destination::secret, all_sign()),
+            endpoint::id,
+            (endpoint::secret, all_sign()),
         ))
         .load::<(StoredRow, Uuid, (Option<String>, bool))>(conn)?;
     let of_row =
-        |(row, id, (secrets, all_sign)): (StoredRow, Uuid, (Option<String>, bool))| Registered {
+        |(row, id, (secrets, all_sign)): (StoredRow, Uuid, (Option<String>, bool))| EndpointRow {
             row: row.into(),
             id,
             secrets: secrets.map(|column| {
@@ -882,7 +868,7 @@ fn registered_that(
     Ok(found.into_iter().map(of_row).collect())
 }
 
-/// Adds a new secret before the existing secrets, which keep signing for `keep`. `false`: the destination does not
+/// Adds a new secret before the existing secrets, which keep signing for `keep`. `false`: the endpoint does not
 /// exist. Needs a transaction.
 pub(crate) fn rotate(
     conn: &mut PgConnection,
@@ -894,7 +880,7 @@ pub(crate) fn rotate(
     let found: Option<(Option<String>, bool)> = registered(name)
         .filter(is_it(which))
         .for_update()
-        .select((destination::secret, all_sign()))
+        .select((endpoint::secret, all_sign()))
         .get_result(conn)
         .optional()?;
     let Some((before, all_sign)) = found else {
@@ -906,8 +892,8 @@ pub(crate) fn rotate(
     update(registered(name))
         .filter(is_it(which))
         .set((
-            destination::secret.eq(secrets.join(" ")),
-            destination::old_secrets_until.eq((clock_timestamp() + interval(keep)).nullable()),
+            endpoint::secret.eq(secrets.join(" ")),
+            endpoint::old_secrets_until.eq((clock_timestamp() + interval(keep)).nullable()),
         ))
         .execute(conn)?;
     Ok(true)

@@ -1,7 +1,7 @@
-//! Changes of a registered destination.
+//! Changes of an endpoint.
 
 use diesel_outbox::admin::Note;
-use diesel_outbox::destinations::{DestinationTest, TestAnswer};
+use diesel_outbox::endpoints::{EndpointTest, TestAnswer};
 use diesel_outbox::program::{self, Act};
 use maud::{Markup, html};
 use uuid::Uuid;
@@ -14,10 +14,10 @@ use crate::{AUDIT, Guest};
 
 const LONGEST_REASON: usize = 200;
 const SAY_WHY: &str = "Say why: the reason is the only explanation for later readers.";
-/// The destination, or its message, does not exist.
-const NOBODY: &str = "no_destination";
+/// The endpoint, or its message, does not exist.
+const NOBODY: &str = "no_endpoint";
 
-/// A change of a destination.
+/// A change of an endpoint.
 #[derive(Clone, Copy)]
 pub(in crate::pages) enum Change<'a> {
     Enable,
@@ -30,14 +30,14 @@ impl Change<'_> {
     /// The act, what was requested, and what was done.
     fn words(self) -> (Act, &'static str, &'static str) {
         match self {
-            Self::Enable => (Act::EnableDestination, "enable", "enabled"),
-            Self::Disable { .. } => (Act::DisableDestination, "disable", "disabled"),
-            Self::Remove => (Act::RemoveDestination, "remove", "removed"),
+            Self::Enable => (Act::EnableEndpoint, "enable", "enabled"),
+            Self::Disable { .. } => (Act::DisableEndpoint, "disable", "disabled"),
+            Self::Remove => (Act::RemoveEndpoint, "remove", "removed"),
             Self::SendAgain(_) => (Act::SendAgain, "send-again", "sent_again"),
         }
     }
 
-    /// `false`: there is no such destination or message.
+    /// `false`: there is no such endpoint or message.
     pub(in crate::pages) fn carry_out(
         self,
         visit: &Visit<'_>,
@@ -63,10 +63,10 @@ impl Change<'_> {
             Ok(is_there) => {
                 let became = if *is_there { became } else { NOBODY };
                 let name = name.to_owned();
-                visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_destination", who = who, peer:% = peer, destination = name, what = what, message_id = message, why = why, became = became; "{who:?} requested {what} of destination {name:?} on the admin page: {became}"));
+                visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_endpoint", who = who, peer:% = peer, destination = name, what = what, message_id = message, why = why, became = became; "{who:?} requested {what} of endpoint {name:?} on the admin page: {became}"));
             }
             Err(Refusal::Away(error)) => {
-                log::warn!(target: AUDIT, event = "admin_destination", who = visit.guest.who, peer:% = visit.guest.peer, destination = name, what = what, error:% = format!("{error:#}"); "{:?} requested {what} of destination {name:?} on the admin page, which failed: {error:#}", visit.guest.who);
+                log::warn!(target: AUDIT, event = "admin_endpoint", who = visit.guest.who, peer:% = visit.guest.peer, destination = name, what = what, error:% = format!("{error:#}"); "{:?} requested {what} of endpoint {name:?} on the admin page, which failed: {error:#}", visit.guest.who);
             }
             Err(_) => {}
         }
@@ -77,10 +77,10 @@ impl Change<'_> {
 pub(in crate::pages) fn answer(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let name = visit.get("name");
     let change = match visit.request.path.as_str() {
-        "/destination/remove" if visit.get("sure") != "yes" => return Ok(question(visit, name)),
-        "/destination/remove" => Change::Remove,
-        "/destination/enable" => Change::Enable,
-        "/destination/disable" => Change::Disable {
+        "/endpoint/remove" if visit.get("sure") != "yes" => return Ok(question(visit, name)),
+        "/endpoint/remove" => Change::Remove,
+        "/endpoint/enable" => Change::Enable,
+        "/endpoint/disable" => Change::Disable {
             why: visit.get("reason"),
         },
         _ => match visit.get("message").parse() {
@@ -96,34 +96,34 @@ pub(in crate::pages) fn answer(visit: &Visit<'_>) -> Result<Response, Refusal> {
     }
     let done = [("done", change.words().2)];
     Ok(Response::see_other(&match change {
-        Change::Remove => link("/destinations", &done),
-        _ => link("/destinations", &[[("name", name)], done].concat()),
+        Change::Remove => link("/endpoints", &done),
+        _ => link("/endpoints", &[[("name", name)], done].concat()),
     }))
 }
 
 pub(super) fn nobody(name: &str) -> Response {
     let nobody = [("name", name), ("done", NOBODY)];
-    Response::see_other(&link("/destinations", &nobody))
+    Response::see_other(&link("/endpoints", &nobody))
 }
 
-/// Sends a test event. No database connection is held during the send. `None`: there is no such destination.
+/// Sends a test event. No database connection is held during the send. `None`: there is no such endpoint.
 pub(in crate::pages) fn test(visit: &Visit<'_>, name: &str) -> Result<Option<TestAnswer>, Refusal> {
     let note = Note::new(&visit.guest.who, "");
     let test = on(visit, &visit.site.changes, |conn, outbox, destinations| {
         let test = destinations.test(conn, name, &visit.site.config)?;
         if test.is_some() {
-            program::audit(conn, outbox, &note, Act::TestDestination, name)?;
+            program::audit(conn, outbox, &note, Act::TestEndpoint, name)?;
         }
         Ok(test)
     })?;
-    let answer = test.map(DestinationTest::send);
+    let answer = test.map(EndpointTest::send);
     if let Some(answer) = &answer {
         on(visit, &visit.site.changes, |conn, _, destinations| {
             destinations.record_test(conn, answer)
         })?;
         let went_well = answer.went_well;
         let name = name.to_owned();
-        visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_destination", who = who, peer:% = peer, destination = name, what = "test", went_well = went_well; "{who:?} tested destination {name:?} on the admin page"));
+        visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_endpoint", who = who, peer:% = peer, destination = name, what = "test", went_well = went_well; "{who:?} tested endpoint {name:?} on the admin page"));
     }
     Ok(answer)
 }
@@ -134,7 +134,7 @@ pub(in crate::pages) fn tested(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let answer = match test(visit, name) {
         Ok(Some(answer)) => answer,
         Ok(None) => return Ok(nobody(name)),
-        Err(Refusal::Destination(error)) => {
+        Err(Refusal::Endpoint(error)) => {
             let why = format!("Nothing was sent: {error}.");
             return Err(Refusal::Invalid(why));
         }
@@ -142,7 +142,7 @@ pub(in crate::pages) fn tested(visit: &Visit<'_>) -> Result<Response, Refusal> {
     };
     let content = html! {
         (result(visit.guest, &answer))
-        p { a.button.second href=(page_of(name)) { "Back to the destination" } }
+        p { a.button.second href=(page_of(name)) { "Back to the endpoint" } }
     };
     let title = format!("Test of {name}");
     Ok(visit.page(&title).answer(&dialog(&title, &content)))
@@ -173,8 +173,8 @@ fn question(visit: &Visit<'_>, name: &str) -> Response {
     };
     let about = [("name", name), ("sure", "yes")];
     let content = html! {
-        p { "Messages that wait for the destination end in the ledger and are not sent (" code { "DESTINATION_REMOVED" } "). Its signing secret is deleted permanently." }
-        (act(visit.guest, "/destination/remove", &about, &buttons))
+        p { "Messages that wait for the endpoint end in the ledger and are not sent (" code { "DESTINATION_REMOVED" } "). Its signing secret is deleted permanently." }
+        (act(visit.guest, "/endpoint/remove", &about, &buttons))
     };
     let title = format!("Remove {name}?");
     visit.page(&title).answer(&dialog(&title, &content))

@@ -1,7 +1,7 @@
-//! What sends to registered destinations: rows of a table that change while the relay runs. What they are is a value
+//! What sends to endpoints: rows of a table that change while the relay runs. What they are is a value
 //! (`relay/registry.rs`).
 //!
-//! All registered destinations share the last bulkhead, with its threads. Each has its own gate, and takes turns with
+//! All endpoints share the last bulkhead, with its threads. Each has its own gate, and takes turns with
 //! the others (see [`turns`](super::turns)).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -13,45 +13,45 @@ use super::bulkhead::Bulkhead;
 use super::gate::{Answers, Standing};
 use super::job::Job;
 use super::paused::Pauses;
-use super::registry::{Customer, Registry};
+use super::registry::{KnownEndpoint, Registry};
 use super::to::To;
 use super::turns::Turns;
 use crate::clock;
 use crate::config::{Config, ConfigError};
-use crate::dispatch::{CustomerError, Customers, Dispatcher, Failure, Outcome, Verifier};
+use crate::dispatch::{Dispatcher, EndpointClients, EndpointRefusal, Failure, Outcome, Verifier};
+use crate::endpoint::Endpoint;
 use crate::filter::Filter;
 use crate::lock::lock;
 use crate::message::Message;
-use crate::registered_destination::RegisteredDestination;
 use crate::routes::{Refuses, Routes};
 use crate::sealed::{Place, Unreadable, open_all, open_auth};
 use crate::status::ReasonCode;
-use crate::store::destinations::{AsSeen, Registered as Row, Stamp};
+use crate::store::endpoints::{AsSeen, EndpointRow as Row, Stamp};
 use crate::store::relay::failing::Failures;
 use crate::store::relay::pause::Paused;
 use crate::store::relay::registrations::ReadTo;
 use crate::store::relay::served::Others;
 
-/// One enabled destination, and what sends to it.
-pub(crate) struct Member {
-    pub(super) customer: Arc<Customer>,
+/// One enabled endpoint, and what sends to it.
+pub(crate) struct ServedEndpoint {
+    pub(super) customer: Arc<KnownEndpoint>,
     pub(super) bulkhead: Bulkhead,
 }
 
-/// The enabled destinations, by number.
-pub(super) type Pool = HashMap<u32, Arc<Member>>;
+/// The enabled endpoints, by number.
+pub(super) type Pool = HashMap<u32, Arc<ServedEndpoint>>;
 
 /// The changes of the table.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     pub(super) stamp: Stamp,
     pub(super) others: Others,
-    /// All removed destinations that may still have messages.
+    /// All removed endpoints that may still have messages.
     pub(super) removed: HashSet<String>,
     pub(super) gone: Vec<String>,
     /// The new and the changed rows, each with its stamp, which changes with the row.
     pub(super) rows: Vec<(Row, i64)>,
-    /// The failing destinations, if some fail now or do not fail any more.
+    /// The failing endpoints, if some fail now or do not fail any more.
     pub(super) failing: Option<Failing>,
     /// The number that a claim has if it sees no other registrations.
     pub(super) registrations: Option<i64>,
@@ -59,8 +59,8 @@ pub(crate) struct Changes {
     pub(super) paused: Option<Vec<Paused>>,
 }
 
-/// The destinations that fail according to their rows. A change of this column changes no gate and no other state of a
-/// destination, so it is read apart from the rows.
+/// The endpoints that fail according to their rows. A change of this column changes no gate and no other state of a
+/// endpoint, so it is read apart from the rows.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Failing {
     pub(super) stamp: i64,
@@ -90,8 +90,8 @@ impl Bad {
     }
 }
 
-/// Replaces the dispatcher of a destination to which this relay does not send. The claimer claims no messages for such a
-/// destination, so only messages that were claimed before get here.
+/// Replaces the dispatcher of an endpoint to which this relay does not send. The claimer claims no messages for such a
+/// endpoint, so only messages that were claimed before get here.
 struct Refusing(String);
 
 impl Dispatcher for Refusing {
@@ -102,23 +102,23 @@ impl Dispatcher for Refusing {
 
 /// Makes a bulkhead from a row.
 pub(super) struct Maker {
-    /// The settings for registered destinations.
+    /// The settings for endpoints.
     config: Config,
-    customers: Arc<Customers>,
-    /// Shared by the gates of all registered destinations.
+    customers: Arc<EndpointClients>,
+    /// Shared by the gates of all endpoints.
     answers: Arc<Answers>,
 }
 
 impl Maker {
-    pub(super) fn new(config: &Config, customers: Arc<Customers>) -> Self {
+    pub(super) fn new(config: &Config, customers: Arc<EndpointClients>) -> Self {
         Self {
-            config: config.for_registered(),
+            config: config.for_endpoints(),
             customers,
             answers: Arc::new(Answers::new()),
         }
     }
 
-    /// The destinations with the changes applied. Also returns the rows that no relay can use.
+    /// The endpoints with the changes applied. Also returns the rows that no relay can use.
     fn apply(
         &self,
         (registry, pool): (&Registry, &Pool),
@@ -137,7 +137,7 @@ impl Maker {
             }
         }
         for (Row { row, id, secrets }, stamp) in changes.rows {
-            // Messages that wait for a destination by its number must not reach another registration.
+            // Messages that wait for an endpoint by its number must not reach another registration.
             let registration = id;
             let before = next.by_name.get(row.name.as_str());
             before.and_then(|one| pool.remove(&one.id));
@@ -171,7 +171,7 @@ impl Maker {
             } else {
                 Vec::new()
             };
-            let customer = Arc::new(Customer {
+            let customer = Arc::new(KnownEndpoint {
                 id,
                 registration,
                 stamp,
@@ -187,7 +187,7 @@ impl Maker {
             });
             next.by_name
                 .insert(Arc::clone(&customer.name), Arc::clone(&customer));
-            let member = bulkhead.map(|bulkhead| Arc::new(Member { customer, bulkhead }));
+            let member = bulkhead.map(|bulkhead| Arc::new(ServedEndpoint { customer, bulkhead }));
             pool.extend(member.map(|member| (id, member)));
         }
         next.index(routes);
@@ -196,7 +196,7 @@ impl Maker {
 
     fn make(
         &self,
-        row: &RegisteredDestination,
+        row: &Endpoint,
         secrets: Option<&secrecy::SecretString>,
         pool: &Bulkhead,
         not_here: Option<&str>,
@@ -228,7 +228,7 @@ impl Maker {
             Err(Unreadable::Bad(why)) => return Err(format!("auth: {why}")),
         };
         let wrong = |error: ConfigError| error.to_string();
-        let row = RegisteredDestination {
+        let row = Endpoint {
             auth,
             ..row.clone()
         };
@@ -236,7 +236,7 @@ impl Maker {
         let destination = destination.map_err(wrong)?;
         let refusing = |why: &str| Arc::new(Refusing(why.to_owned())) as Arc<dyn Dispatcher>;
         let made = match unreadable.or(not_here.map(str::to_owned)) {
-            Some(why) => Err(CustomerError::NotHere(why)),
+            Some(why) => Err(EndpointRefusal::NotHere(why)),
             None if row.is_verified() => (self.customers)
                 .dispatcher(destination.clone())
                 .map(|dispatcher| (dispatcher, None)),
@@ -246,8 +246,8 @@ impl Maker {
         };
         let (dispatcher, verifier, refused) = match made {
             Ok((dispatcher, verifier)) => (dispatcher, verifier, None),
-            Err(CustomerError::Invalid(error)) => return Err(wrong(error)),
-            Err(CustomerError::NotHere(why)) => (refusing(&why), None, Some(why)),
+            Err(EndpointRefusal::Invalid(error)) => return Err(wrong(error)),
+            Err(EndpointRefusal::NotHere(why)) => (refusing(&why), None, Some(why)),
         };
         let answers = &self.answers;
         let bulkhead = Bulkhead::of_customer(&destination, &self.config, pool, dispatcher, answers);
@@ -259,10 +259,10 @@ impl Maker {
     }
 }
 
-/// Why a relay refuses a row with the name of one of its configured destinations or groups of handlers.
+/// Why a relay refuses a row with the name of one of its configured endpoints or groups of handlers.
 const SAME_NAME: &str = "a destination in this relay's settings has the same name";
 
-/// Why no relay sends to a destination whose endpoint has not shown that it wants messages.
+/// Why no relay sends to an endpoint whose endpoint has not shown that it wants messages.
 const NOT_VERIFIED: &str = "the destination is not verified";
 
 /// The result of making a bulkhead.
@@ -278,9 +278,9 @@ struct Made {
 struct Known {
     registry: Arc<Registry>,
     pool: Arc<Pool>,
-    /// The destinations whose gates may restrict sends, or have changes for the table.
+    /// The endpoints whose gates may restrict sends, or have changes for the table.
     watched: BTreeSet<u32>,
-    /// The failing destinations, and when they were read.
+    /// The failing endpoints, and when they were read.
     failing: Failing,
     failing_at: Option<Instant>,
     /// Up to where the rows are read, and when all were read.
@@ -288,8 +288,8 @@ struct Known {
     read_all_at: Option<Instant>,
 }
 
-/// The state of registered destinations that the threads of a relay share.
-pub(crate) struct Registered {
+/// The state of endpoints that the threads of a relay share.
+pub(crate) struct ServedEndpoints {
     /// `None`: the application's own dispatcher takes all messages.
     maker: Option<Maker>,
     known: Mutex<Known>,
@@ -300,29 +300,29 @@ pub(crate) struct Registered {
     pub(super) begins: Bell,
 }
 
-impl Registered {
-    pub(super) fn new(config: &Config, customers: Option<Arc<Customers>>) -> Self {
+impl ServedEndpoints {
+    pub(super) fn new(config: &Config, customers: Option<Arc<EndpointClients>>) -> Self {
         Self {
             maker: customers.map(|customers| Maker::new(config, customers)),
             known: Mutex::default(),
-            turns: Mutex::new(Turns::new(config.registered_threads)),
+            turns: Mutex::new(Turns::new(config.endpoint_threads)),
             bell: Bell::new(),
             begins: Bell::new(),
         }
     }
 
-    /// Whether this relay knows the registered destinations.
+    /// Whether this relay knows the endpoints.
     pub(super) fn is_on(&self) -> bool {
         self.maker.is_some()
     }
 
-    /// Whether this relay sends to registered destinations.
+    /// Whether this relay sends to endpoints.
     pub(super) fn can_send(&self) -> bool {
         let maker = self.maker.as_ref();
         maker.is_some_and(|maker| maker.customers.can_send())
     }
 
-    /// Whether this relay knows the destinations of a transaction that has seen this number of registrations.
+    /// Whether this relay knows the endpoints of a transaction that has seen this number of registrations.
     pub(super) fn has_read(&self, registrations: Option<i64>) -> bool {
         !self.is_on() || self.registry().registrations == registrations
     }
@@ -429,17 +429,17 @@ impl Registered {
         known.read_all_at = all.or(known.read_all_at);
     }
 
-    /// The stamp of the failing destinations as known here.
+    /// The stamp of the failing endpoints as known here.
     pub(super) fn failing_stamp(&self) -> i64 {
         lock(&self.known).failing.stamp
     }
 
-    /// Whether some destination has failed since its last success, as far as this relay knows.
+    /// Whether some endpoint has failed since its last success, as far as this relay knows.
     pub(super) fn is_any_failing(&self) -> bool {
         !lock(&self.known).failing.rows.is_empty()
     }
 
-    /// Tells the gates of these destinations what their rows say about failures.
+    /// Tells the gates of these endpoints what their rows say about failures.
     fn tell_failing<'n>(
         &self,
         registry: &Registry,
@@ -460,7 +460,7 @@ impl Registered {
         }
     }
 
-    /// The destinations to which this relay does not send because of its settings or a bug: those of the registry, those
+    /// The endpoints to which this relay does not send because of its settings or a bug: those of the registry, those
     /// whose names lead to addresses that the settings refuse, and those for which its code panicked.
     pub(super) fn refuses(&self) -> Arc<Refuses> {
         let mut refuses = Arc::clone(&self.registry().refuses);
@@ -475,13 +475,13 @@ impl Registered {
         refuses
     }
 
-    /// Watches a destination, because its gate may restrict sends from here on.
+    /// Watches an endpoint, because its gate may restrict sends from here on.
     pub(super) fn watch(&self, id: u32) {
         lock(&self.known).watched.insert(id);
     }
 
-    /// The watched destinations.
-    pub(super) fn watched(&self) -> Vec<Arc<Member>> {
+    /// The watched endpoints.
+    pub(super) fn watched(&self) -> Vec<Arc<ServedEndpoint>> {
         let known = lock(&self.known);
         let watched = known.watched.iter();
         watched
@@ -489,10 +489,10 @@ impl Registered {
             .collect()
     }
 
-    /// Stops watching destinations whose messages flow again, or that do not exist any more.
+    /// Stops watching endpoints whose messages flow again, or that do not exist any more.
     pub(super) fn forget_flowing(&self) {
         let Known { pool, watched, .. } = &mut *lock(&self.known);
-        let is_limited = |member: &Arc<Member>| {
+        let is_limited = |member: &Arc<ServedEndpoint>| {
             let gate = &member.bulkhead.gate;
             let is_flowing = matches!(gate.standing(), Standing::Flowing | Standing::Trying);
             member.customer.is_held() || !is_flowing || gate.has_news()

@@ -1,20 +1,20 @@
-//! Verifying the endpoint of a registered destination at once.
+//! Verifying an endpoint at once.
 
 use std::time::{Duration, Instant, SystemTime};
 
 use diesel::PgConnection;
 
-use super::{DestinationError, Destinations};
+use super::{EndpointError, Endpoints};
 use crate::config::{Config, ConfigError, Rate, Verification};
-use crate::dispatch::{Customers, NotVerified, Verifier};
+use crate::dispatch::{EndpointClients, NotVerified, Verifier};
 use crate::public_error::public_error;
 use crate::shows::shows;
 use crate::status::ReasonCode;
-use crate::store::destinations::AsSeen;
+use crate::store::endpoints::AsSeen;
 use crate::store::pinned::pinned;
 use crate::store::relay::verification::{self, Next};
 
-/// A try to verify an endpoint that is ready to be sent: see [`Destinations::verify`].
+/// A try to verify an endpoint that is ready to be sent: see [`Endpoints::verify`].
 #[must_use = "only `ask` sends the request"]
 pub struct EndpointCheck {
     verifier: Verifier,
@@ -22,7 +22,7 @@ pub struct EndpointCheck {
     updated_at: Option<SystemTime>,
 }
 
-/// The answer of an endpoint: see [`Destinations::record`].
+/// The answer of an endpoint: see [`Endpoints::record`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct EndpointAnswer {
@@ -45,7 +45,7 @@ impl EndpointCheck {
     /// Sends the request, and waits for the response, with the same timeout as for a message.
     ///
     /// ```
-    /// use diesel_outbox::destinations::EndpointCheck;
+    /// use diesel_outbox::endpoints::EndpointCheck;
     ///
     /// fn wants_messages(check: EndpointCheck) -> bool {
     ///     check.ask().is_verified
@@ -76,7 +76,7 @@ impl EndpointAnswer {
     /// Why the endpoint is not verified, in words for customers.
     ///
     /// ```
-    /// use diesel_outbox::destinations::EndpointAnswer;
+    /// use diesel_outbox::endpoints::EndpointAnswer;
     ///
     /// fn says(answer: &EndpointAnswer) -> String {
     ///     answer.public_error().unwrap_or_else(|| "your endpoint is verified".to_owned())
@@ -88,9 +88,9 @@ impl EndpointAnswer {
     }
 }
 
-impl Destinations<'_> {
-    /// Prepares a try to verify the endpoint of a destination now. Relays wait until it must have ended. `None`: the
-    /// destination does not exist.
+impl Endpoints<'_> {
+    /// Prepares a try to verify an endpoint now. Relays wait until it must have ended. `None`: the
+    /// endpoint does not exist.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -99,26 +99,26 @@ impl Destinations<'_> {
     /// let config = config::from_env()?;
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
-    /// let destinations = outbox.destinations();
-    /// if let Some(check) = destinations.verify(&mut conn, "acme", &config)? {
+    /// let endpoints = outbox.endpoints();
+    /// if let Some(check) = endpoints.verify(&mut conn, "acme", &config)? {
     ///     // Outside of a transaction: the response may take seconds.
     ///     let answer = check.ask();
-    ///     destinations.record(&mut conn, &answer)?;
+    ///     endpoints.record(&mut conn, &answer)?;
     ///     println!("{}", answer.public_error().unwrap_or("verified".to_owned()));
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// - [`DestinationError::Refused`]: a relay with these settings would not send to the destination.
-    /// - [`DestinationError::Invalid`]: no relay can send to the destination, or its `verification` is none.
-    /// - [`DestinationError::Database`]: the database failed.
+    /// - [`EndpointError::Refused`]: a relay with these settings would not send to the endpoint.
+    /// - [`EndpointError::Invalid`]: no relay can send to the endpoint, or its `verification` is none.
+    /// - [`EndpointError::Database`]: the database failed.
     pub fn verify(
         &self,
         conn: &mut PgConnection,
         name: &str,
         config: &Config,
-    ) -> Result<Option<EndpointCheck>, DestinationError> {
+    ) -> Result<Option<EndpointCheck>, EndpointError> {
         let Some((row, secrets, config)) = self.ready(conn, name, config)? else {
             return Ok(None);
         };
@@ -127,7 +127,7 @@ impl Destinations<'_> {
             return Err(ConfigError::new(key, "is none: there is nothing to verify").into());
         }
         let destination = row.destination(secrets)?;
-        let customers = Customers::new(config.for_registered());
+        let customers = EndpointClients::new(config.for_endpoints());
         let verifier = customers.verifier(destination, row.tenant_id)?;
         let seen = AsSeen {
             name,
@@ -144,7 +144,7 @@ impl Destinations<'_> {
     }
 
     /// Records the answer of an endpoint. If it is verified, its messages are sent; a verified endpoint stays so, whatever
-    /// it answers. `false`: the destination has changed meanwhile, or was verified, and nothing was recorded.
+    /// it answers. `false`: the endpoint has changed meanwhile, or was verified, and nothing was recorded.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -153,9 +153,9 @@ impl Destinations<'_> {
     /// let config = config::from_env()?;
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
-    /// let destinations = outbox.destinations().with_keys(&config.secret_keys);
-    /// if let Some(check) = destinations.verify(&mut conn, "acme", &config)? {
-    ///     destinations.record(&mut conn, &check.ask())?;
+    /// let endpoints = outbox.endpoints().with_keys(&config.secret_keys);
+    /// if let Some(check) = endpoints.verify(&mut conn, "acme", &config)? {
+    ///     endpoints.record(&mut conn, &check.ask())?;
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -166,7 +166,7 @@ impl Destinations<'_> {
         &self,
         conn: &mut PgConnection,
         answer: &EndpointAnswer,
-    ) -> Result<bool, DestinationError> {
+    ) -> Result<bool, EndpointError> {
         let seen = AsSeen {
             name: &answer.name,
             updated_at: answer.updated_at,

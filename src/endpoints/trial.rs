@@ -1,26 +1,26 @@
-//! A test of a registered destination: one immediate request, and the response.
+//! A test of an endpoint: one immediate request, and the response.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use uuid::Uuid;
 
-use super::DestinationError;
+use super::EndpointError;
 use crate::config::{Config, SigningSecret};
-use crate::dispatch::{Customers, Dispatcher, Failure, Outcome, Response, caught};
+use crate::dispatch::{Dispatcher, EndpointClients, Failure, Outcome, Response, caught};
+use crate::endpoint::Endpoint;
 use crate::message::Message;
 use crate::public_error::public_error;
-use crate::registered_destination::RegisteredDestination;
 use crate::shows::shows;
 use crate::status::ReasonCode;
-use crate::store::destinations::AsSeen;
+use crate::store::endpoints::AsSeen;
 
 /// The topic of a test.
 const TOPIC: &str = "outbox.test";
 
-/// A test that is ready to be sent: see [`Destinations::test`](super::Destinations::test).
+/// A test that is ready to be sent: see [`Endpoints::test`](super::Endpoints::test).
 #[must_use = "only `send` sends the test"]
-pub struct DestinationTest {
+pub struct EndpointTest {
     pub(super) dispatcher: Arc<dyn Dispatcher>,
     pub(super) message: Message,
     pub(super) updated_at: Option<SystemTime>,
@@ -38,7 +38,7 @@ pub struct TestAnswer {
     pub http_status: Option<u16>,
     /// The duration of the send.
     pub took: Duration,
-    /// The beginning of the response. Show it to customers only if `OUTBOX_REGISTERED_PUBLIC_ONLY` is true: otherwise
+    /// The beginning of the response. Show it to customers only if `OUTBOX_ENDPOINT_PUBLIC_ONLY` is true: otherwise
     /// an internal server may have responded.
     pub body: Option<String>,
     /// Why the test failed.
@@ -63,7 +63,7 @@ impl TestAnswer {
     /// [`Delivery::public_error`](super::Delivery::public_error).
     ///
     /// ```
-    /// use diesel_outbox::destinations::TestAnswer;
+    /// use diesel_outbox::endpoints::TestAnswer;
     ///
     /// fn describe(answer: &TestAnswer) -> String {
     ///     match (answer.http_status, answer.public_error()) {
@@ -79,16 +79,16 @@ impl TestAnswer {
     }
 }
 
-impl DestinationTest {
-    /// Prepares a test of the destination, as a relay with these settings would send to it.
+impl EndpointTest {
+    /// Prepares a test of the endpoint, as a relay with these settings would send to it.
     pub(super) fn new(
-        one: &RegisteredDestination,
+        one: &Endpoint,
         secrets: Vec<SigningSecret>,
         config: &Config,
-    ) -> Result<Self, DestinationError> {
-        let config = config.for_registered();
+    ) -> Result<Self, EndpointError> {
+        let config = config.for_endpoints();
         let destination = one.destination(secrets)?;
-        let dispatcher = Customers::new(config).dispatcher(destination);
+        let dispatcher = EndpointClients::new(config).dispatcher(destination);
         let dispatcher = dispatcher?;
         let payload = serde_json::json!({ "destination": one.name });
         Ok(Self {
@@ -101,9 +101,9 @@ impl DestinationTest {
     /// Sends an event of this topic, such as the example of a catalogue, instead of `outbox.test`.
     ///
     /// ```
-    /// use diesel_outbox::destinations::DestinationTest;
+    /// use diesel_outbox::endpoints::EndpointTest;
     ///
-    /// fn paid(test: DestinationTest) -> DestinationTest {
+    /// fn paid(test: EndpointTest) -> EndpointTest {
     ///     test.event("order.paid", &serde_json::json!({ "order_id": 1, "cents": 4200 }))
     /// }
     /// ```
@@ -116,9 +116,9 @@ impl DestinationTest {
     /// Sends the test, and waits for the response, with the same timeout as for a message.
     ///
     /// ```
-    /// use diesel_outbox::destinations::DestinationTest;
+    /// use diesel_outbox::endpoints::EndpointTest;
     ///
-    /// fn says(test: DestinationTest) -> String {
+    /// fn says(test: EndpointTest) -> String {
     ///     let answer = test.send();
     ///     format!("responded with {:?} after {:?}", answer.http_status, answer.took)
     /// }
@@ -161,4 +161,4 @@ impl DestinationTest {
     }
 }
 
-shows!(DestinationTest: destination = [message.destination]);
+shows!(EndpointTest: destination = [message.destination]);

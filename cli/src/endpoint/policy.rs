@@ -1,9 +1,9 @@
-//! The options of a registered destination: a flag of `destination put` for each.
+//! The options of an endpoint: a flag of `endpoint put` for each.
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use diesel_outbox::ConfigError;
 use diesel_outbox::config::{DeliveryPolicy, Verification};
-use diesel_outbox::destinations::RegisteredDestination;
+use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox::program::{PolicyOption, SETTINGS};
 
 /// The given options, with their values.
@@ -41,14 +41,14 @@ fn id_of(option: &PolicyOption) -> &'static str {
     settings.find(|one| *one == variable).unwrap_or(option.name)
 }
 
-/// Whether `put` takes the flag of this variable for an option of the destination.
+/// Whether `put` takes the flag of this variable for an option of the endpoint.
 pub(super) fn is_option(variable: &str) -> bool {
-    PolicyOption::of_registered().any(|option| id_of(option) == variable)
+    PolicyOption::of_endpoints().any(|option| id_of(option) == variable)
 }
 
 impl Args for PolicyFlags {
     fn augment_args(command: Command) -> Command {
-        PolicyOption::of_registered().fold(command, |command, option| {
+        PolicyOption::of_endpoints().fold(command, |command, option| {
             let default = match option.registered_default() {
                 None | Some("") => String::new(),
                 Some(default) => format!(" [default: {default}]"),
@@ -81,7 +81,7 @@ impl FromArgMatches for PolicyFlags {
             let value = matches.get_one::<String>(id_of(option))?;
             Some((option, value.clone()))
         };
-        self.given = PolicyOption::of_registered().filter_map(given).collect();
+        self.given = PolicyOption::of_endpoints().filter_map(given).collect();
         Ok(())
     }
 }
@@ -98,12 +98,12 @@ pub(super) fn fields() -> Vec<String> {
         "description",
     ];
     let own = own.into_iter().map(str::to_owned);
-    own.chain(PolicyOption::of_registered().map(flag_of))
+    own.chain(PolicyOption::of_endpoints().map(flag_of))
         .collect()
 }
 
 /// Gives a value its default.
-pub(super) fn clear(one: &mut RegisteredDestination, field: &str) {
+pub(super) fn clear(one: &mut Endpoint, field: &str) {
     match field {
         "topics" => one.topics = vec!["*".to_owned()],
         "tenant" => one.tenant_id = None,

@@ -1,10 +1,10 @@
-//! Registers and changes a destination, gives it a new secret, and verifies its endpoint.
+//! Registers and changes an endpoint, gives it a new secret, and verifies its endpoint.
 
 use std::time::Duration;
 
 use diesel_outbox::admin::Note;
 use diesel_outbox::config::{SigningSecret, Verification};
-use diesel_outbox::destinations::{EndpointAnswer, EndpointCheck, RegisteredDestination};
+use diesel_outbox::endpoints::{Endpoint, EndpointAnswer, EndpointCheck};
 use diesel_outbox::program::{self, Act};
 use http::StatusCode;
 use maud::{Markup, html};
@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::change::nobody;
-use super::{get, no_destination, on, page_of, url};
+use super::{get, no_endpoint, on, page_of, url};
 use crate::api::given;
 use crate::pages::layout::{dialog, token};
 use crate::pages::{Refusal, Visit, link, tenant, words};
@@ -31,25 +31,25 @@ const VERIFICATIONS: [Verification; 5] = [
     Verification::CloudEventsSkip,
 ];
 
-/// The form for a new destination, or for the destination with this name.
+/// The form for a new endpoint, or for the endpoint with this name.
 pub(in crate::pages) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
     if !visit.guest.rights.act {
         let why = "you may look, but change nothing\n";
         return Ok(Response::text(StatusCode::FORBIDDEN, why));
     }
     let (found, title) = match visit.get("name") {
-        "" => (None, "Register a destination".to_owned()),
+        "" => (None, "Register an endpoint".to_owned()),
         name => (Some(get(visit, name)?), format!("Change {name}")),
     };
     let form = form(visit.guest, found.as_ref());
     Ok(visit.page(&title).answer(&dialog(&title, &form)))
 }
 
-fn form(guest: &Guest, found: Option<&RegisteredDestination>) -> Markup {
+fn form(guest: &Guest, found: Option<&Endpoint>) -> Markup {
     let one = found.cloned();
-    let one = one.unwrap_or_else(|| RegisteredDestination::new("", ""));
+    let one = one.unwrap_or_else(|| Endpoint::new("", ""));
     html! {
-        form.stack method="post" action="/destination/put" {
+        form.stack method="post" action="/endpoint/put" {
             (token(guest))
             @match found {
                 Some(_) => { input type="hidden" name="name" value=(one.name); input type="hidden" name="is" value="known"; }
@@ -69,16 +69,16 @@ fn form(guest: &Guest, found: Option<&RegisteredDestination>) -> Markup {
                     @for word in VERIFICATIONS { option value=(word) selected[word == one.verification] { (word) } }
                 }
             }
-            p.quiet { "Headers, authentication, limits and retries stay as they are: " code { "diesel-outbox destination put" } " changes them." }
+            p.quiet { "Headers, authentication, limits and retries stay as they are: " code { "diesel-outbox endpoint put" } " changes them." }
             div.do {
                 button { @if found.is_some() { "Change" } @else { "Register" } }
-                a.button.second href=(if found.is_some() { page_of(&one.name) } else { "/destinations".to_owned() }) { "Cancel" }
+                a.button.second href=(if found.is_some() { page_of(&one.name) } else { "/endpoints".to_owned() }) { "Cancel" }
             }
         }
     }
 }
 
-/// What operators write of a destination. Absent: as it is. Empty: without the value.
+/// What operators write of an endpoint. Absent: as it is. Empty: without the value.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(in crate::pages) struct Written {
@@ -118,7 +118,7 @@ impl Written {
         })
     }
 
-    fn write(&self, one: &mut RegisteredDestination) -> Result<(), String> {
+    fn write(&self, one: &mut Endpoint) -> Result<(), String> {
         let filled = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         if let Some(url) = &self.url {
             one.url = with_user_of(url.clone(), &one.url);
@@ -143,7 +143,7 @@ impl Written {
     }
 }
 
-/// Registers the destination, and returns its secret, or changes a known one.
+/// Registers the endpoint, and returns its secret, or changes a known one.
 pub(in crate::pages) fn write(
     visit: &Visit<'_>,
     name: &str,
@@ -152,20 +152,20 @@ pub(in crate::pages) fn write(
 ) -> Result<Option<SigningSecret>, Refusal> {
     let secret = (!is_known).then(SigningSecret::random);
     // What cannot be read is refused before anything is written.
-    let mut tried = RegisteredDestination::new(name, "");
+    let mut tried = Endpoint::new(name, "");
     written.write(&mut tried).map_err(Refusal::Invalid)?;
     let done = on(visit, &visit.site.changes, |conn, outbox, destinations| {
         let note = Note::new(&visit.guest.who, "");
         let mut refused = None;
-        let written = program::audited(conn, outbox, &note, Act::PutDestination, name, |conn| {
+        let written = program::audited(conn, outbox, &note, Act::PutEndpoint, name, |conn| {
             if let Some(secret) = &secret {
                 if destinations.get(conn, name)?.is_some() {
-                    let why = format!("There is already a destination {name:?}.");
+                    let why = format!("There is already an endpoint {name:?}.");
                     refused = Some(Refusal::Taken(why));
                     return Ok(false);
                 }
                 let url = written.url.clone().unwrap_or_default();
-                let new = RegisteredDestination::new(name, url).secret(secret.clone());
+                let new = Endpoint::new(name, url).secret(secret.clone());
                 destinations.put(conn, &new)?;
             }
             destinations.change(conn, name, |row| {
@@ -175,7 +175,7 @@ pub(in crate::pages) fn write(
         })?;
         Ok(match (refused, written) {
             (Some(refused), _) => Err(refused),
-            (None, false) => Err(no_destination(name)),
+            (None, false) => Err(no_endpoint(name)),
             (None, true) => Ok(()),
         })
     })?;
@@ -188,20 +188,20 @@ pub(in crate::pages) fn write(
     Ok(secret)
 }
 
-/// Registers the destination, or changes it if the form knew it.
+/// Registers the endpoint, or changes it if the form knew it.
 pub(in crate::pages) fn put(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let (name, is_known) = (visit.get("name"), visit.get("is") == "known");
     let changed = [("name", name), ("done", "changed")];
     Ok(
         match write(visit, name, is_known, Written::of(visit.form)?)? {
             Some(secret) => only_now(visit, name, &format!("{name} is registered"), &secret),
-            None => Response::see_other(&link("/destinations", &changed)),
+            None => Response::see_other(&link("/endpoints", &changed)),
         },
     )
 }
 
-/// Gives the destination a new secret. The older ones also sign for a while, such as `24h`. `None`: there is no such
-/// destination.
+/// Gives the endpoint a new secret. The older ones also sign for a while, such as `24h`. `None`: there is no such
+/// endpoint.
 pub(in crate::pages) fn new_secret(
     visit: &Visit<'_>,
     name: &str,
@@ -212,7 +212,7 @@ pub(in crate::pages) fn new_secret(
     let secret = SigningSecret::random();
     let note = Note::new(&visit.guest.who, "");
     let done = on(visit, &visit.site.changes, |conn, outbox, destinations| {
-        program::audited(conn, outbox, &note, Act::RotateDestination, name, |conn| {
+        program::audited(conn, outbox, &note, Act::RotateEndpoint, name, |conn| {
             destinations.rotate_to(conn, name, &secret, keep)
         })
     })?;
@@ -231,7 +231,7 @@ pub(in crate::pages) fn rotate(visit: &Visit<'_>) -> Result<Response, Refusal> {
 }
 
 /// Asks the endpoint whether it wants messages. No database connection is held meanwhile. `None`: there is no such
-/// destination.
+/// endpoint.
 pub(in crate::pages) fn ask(
     visit: &Visit<'_>,
     name: &str,
@@ -244,7 +244,7 @@ pub(in crate::pages) fn ask(
     };
     let note = Note::new(&visit.guest.who, "");
     on(visit, &visit.site.changes, |conn, outbox, destinations| {
-        program::audited(conn, outbox, &note, Act::VerifyDestination, name, |conn| {
+        program::audited(conn, outbox, &note, Act::VerifyEndpoint, name, |conn| {
             destinations.record(conn, &answer)
         })
     })?;
@@ -268,7 +268,7 @@ pub(in crate::pages) fn verify(visit: &Visit<'_>) -> Result<Response, Refusal> {
             @if let Some(rate) = &answer.allowed_rate { dt { "Allowed rate" } dd { (rate) } }
             dt { "Duration" } dd { (words::duration(answer.took.as_secs_f64())) }
         }
-        p { a.button.second href=(page_of(name)) { "Back to the destination" } }
+        p { a.button.second href=(page_of(name)) { "Back to the endpoint" } }
     };
     let title = format!("Verification of {name}");
     Ok(visit.page(&title).answer(&dialog(&title, &content)))
@@ -281,14 +281,14 @@ fn only_now(visit: &Visit<'_>, name: &str, title: &str, secret: &SigningSecret) 
             p { "The receiver verifies messages with this secret. No page shows it again." }
             pre tabindex="0" role="region" aria-label="Secret" { (secret.written().expose_secret()) }
         } @else {
-            p { "You may not see the secret: " code { "diesel-outbox destination show --reveal" } " shows it." }
+            p { "You may not see the secret: " code { "diesel-outbox endpoint show --reveal" } " shows it." }
         }
-        p { a.button.second href=(page_of(name)) { "To the destination" } }
+        p { a.button.second href=(page_of(name)) { "To the endpoint" } }
     };
     visit.page(title).answer(&dialog(title, &content))
 }
 
 fn log(visit: &Visit<'_>, name: &str, what: &'static str) {
     let name = name.to_owned();
-    visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_destination", who = who, peer:% = peer, destination = name, what = what; "{who:?} changed destination {name:?} on the admin page: {what}"));
+    visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_endpoint", who = who, peer:% = peer, destination = name, what = what; "{who:?} changed endpoint {name:?} on the admin page: {what}"));
 }

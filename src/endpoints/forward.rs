@@ -6,7 +6,7 @@ use std::sync::Arc;
 use diesel::PgConnection;
 use serde_json::Value;
 
-use super::{DestinationError, DestinationTest, Destinations, TestAnswer};
+use super::{EndpointError, EndpointTest, Endpoints, TestAnswer};
 use crate::config::{Config, ConfigError, Destination, Proxy, Tls};
 use crate::dispatch::{Dispatcher, HttpDispatcher};
 use crate::message::{Message, replays};
@@ -17,13 +17,13 @@ use crate::store::pinned::pinned;
 
 /// Posts delivered messages to a URL, and writes nothing into the database.
 ///
-/// Mode and signatures are those of the destination that has the message. Its headers, its authentication and its proxy
+/// Mode and signatures are those of the endpoint that has the message. Its headers, its authentication and its proxy
 /// are left out: they are for its receiver only.
 pub struct Forward<'a> {
-    destinations: Destinations<'a>,
+    destinations: Endpoints<'a>,
     config: &'a Config,
     to: Destination,
-    /// By the name of the first destination.
+    /// By the name of the first endpoint.
     dispatchers: HashMap<String, Arc<dyn Dispatcher>>,
 }
 
@@ -31,7 +31,7 @@ impl<'a> Forward<'a> {
     /// # Errors
     /// A [`ConfigError`] if the URL is none.
     pub fn new(
-        destinations: Destinations<'a>,
+        destinations: Endpoints<'a>,
         config: &'a Config,
         url: &str,
     ) -> Result<Self, ConfigError> {
@@ -48,12 +48,12 @@ impl<'a> Forward<'a> {
     /// Posts the message of a ledger entry. `None`: the ledger has not kept its payload.
     ///
     /// # Errors
-    /// If the database fails, or the settings of the first destination cannot be used here.
+    /// If the database fails, or the settings of the first endpoint cannot be used here.
     pub fn send(
         &mut self,
         conn: &mut PgConnection,
         entry: &MessageRecord,
-    ) -> Result<Option<TestAnswer>, DestinationError> {
+    ) -> Result<Option<TestAnswer>, EndpointError> {
         let kept = pinned(conn, self.destinations.name, |conn, outbox| {
             tail::kept(conn, outbox, entry)
         })?;
@@ -69,10 +69,10 @@ impl<'a> Forward<'a> {
             }
         };
         let message = message(entry, kept);
-        let again = DestinationTest {
+        let again = EndpointTest {
             dispatcher,
             message,
-            // Another server than that of the destination.
+            // Another server than that of the endpoint.
             updated_at: None,
         };
         Ok(Some(again.send()))
@@ -82,14 +82,12 @@ impl<'a> Forward<'a> {
         &self,
         conn: &mut PgConnection,
         name: &str,
-    ) -> Result<Arc<dyn Dispatcher>, DestinationError> {
+    ) -> Result<Arc<dyn Dispatcher>, EndpointError> {
         let configured = self.config.all_destinations();
         let (first, config) = match configured.into_iter().find(|it| it.name == name) {
             Some(first) => (first, self.config.clone()),
             None => match self.destinations.ready(conn, name, self.config)? {
-                Some((row, secrets, config)) => {
-                    (row.destination(secrets)?, config.for_registered())
-                }
+                Some((row, secrets, config)) => (row.destination(secrets)?, config.for_endpoints()),
                 None => (self.to.clone(), self.config.clone()),
             },
         };
@@ -111,7 +109,7 @@ impl<'a> Forward<'a> {
             ..config
         };
         let only = HttpDispatcher::of_each(&config)?.pop();
-        only.ok_or_else(|| ConfigError::new("--forward-to", "no destination").into())
+        only.ok_or_else(|| ConfigError::new("--forward-to", "no endpoint").into())
     }
 }
 

@@ -1,10 +1,10 @@
-//! `diesel-outbox destination deliveries`, `send-again`, `test` and `verify`
+//! `diesel-outbox endpoint deliveries`, `send-again`, `test` and `verify`
 
 use anyhow::{Result, anyhow, bail};
 use diesel::PgConnection;
 use diesel_outbox::admin::Place;
-use diesel_outbox::destinations::{
-    Delivery, DeliveryFilter, DestinationError, Destinations, EndpointAnswer, TestAnswer,
+use diesel_outbox::endpoints::{
+    Delivery, DeliveryFilter, EndpointAnswer, EndpointError, Endpoints, TestAnswer,
 };
 use diesel_outbox::{ConfigError, ReasonCode, Status};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ use crate::output;
     deliveries: continue with --after. Discarded and cancelled messages are not shown."
 )]
 pub(crate) struct List {
-    /// Name of the destination
+    /// Name of the endpoint
     name: String,
     /// Only this state: pending, sending, retrying, delivered or dead
     #[arg(long, alias = "status", value_name = "STATE")]
@@ -37,11 +37,7 @@ pub(crate) struct List {
     json: bool,
 }
 
-pub(super) fn list(
-    conn: &mut PgConnection,
-    destinations: Destinations<'_>,
-    how: &List,
-) -> Result<()> {
+pub(super) fn list(conn: &mut PgConnection, endpoints: Endpoints<'_>, how: &List) -> Result<()> {
     let state = parsed("--state", how.state.as_deref(), |text| {
         text.parse::<Status>().map_err(|error| {
             format!("{error}: write pending, sending, retrying, delivered or dead")
@@ -51,8 +47,8 @@ pub(super) fn list(
     let filter = DeliveryFilter::default();
     let filter = filter.state(state).tenant_id(how.tenant).after(after);
     let limit = usize::try_from(how.limit)?;
-    let page = destinations.deliveries(conn, &how.name, &filter, limit)?;
-    if page.rows.is_empty() && page.next.is_none() && destinations.get(conn, &how.name)?.is_none() {
+    let page = endpoints.deliveries(conn, &how.name, &filter, limit)?;
+    if page.rows.is_empty() && page.next.is_none() && endpoints.get(conn, &how.name)?.is_none() {
         return super::missing(&how.name);
     }
     if how.json {
@@ -92,21 +88,21 @@ pub(super) fn list(
 /// Tells whether a message is sent again.
 pub(super) fn sent_again(
     conn: &mut PgConnection,
-    destinations: Destinations<'_>,
+    endpoints: Endpoints<'_>,
     (name, id): (&str, Uuid),
-    sent: Result<bool, DestinationError>,
+    sent: Result<bool, EndpointError>,
 ) -> Result<()> {
     match sent {
         Ok(true) => output::line(format!(
             "{id} will be sent to {} again",
             output::shown(name)
         )),
-        Ok(false) if destinations.get(conn, name)?.is_none() => super::missing(name),
+        Ok(false) if endpoints.get(conn, name)?.is_none() => super::missing(name),
         Ok(false) => bail!(
             "the ledger has no delivery of {id} to {name:?}, and there is no such dead letter; \
              a message that still waits is sent anyway"
         ),
-        Err(error @ DestinationError::PayloadNotKept { .. }) => bail!("nothing was sent: {error}"),
+        Err(error @ EndpointError::PayloadNotKept { .. }) => bail!("nothing was sent: {error}"),
         Err(error) => Err(error.into()),
     }
 }
@@ -152,7 +148,7 @@ pub(super) fn tested(
 }
 
 /// What may be sent, if the settings allow it.
-pub(super) fn sendable<T>(ready: Result<Option<T>, DestinationError>) -> Result<Option<T>> {
+pub(super) fn sendable<T>(ready: Result<Option<T>, EndpointError>) -> Result<Option<T>> {
     ready.map_err(|error| anyhow!("nothing was sent: {error}"))
 }
 

@@ -1,57 +1,57 @@
-//! Registered destinations: webhooks that the customers of an application register.
+//! Endpoints: webhooks that the customers of an application register.
 //!
-//! *Configured* destinations are in the settings: in `outbox.toml` or the builder. *Registered* destinations
-//! are rows of `outbox_destination`. They can be added, changed and removed while relays run.
-//! [`Outbox::destinations`] writes them in the application's transaction. See the chapter
+//! *Configured* endpoints are in the settings: in `outbox.toml` or the builder. *EndpointRow* endpoints
+//! are rows of `outbox_endpoint`. They can be added, changed and removed while relays run.
+//! [`Outbox::endpoints`] writes them in the application's transaction. See the chapter
 //! [webhooks](https://github.com/diesel-outbox/diesel-outbox/blob/main/docs/webhooks.md) of the guide.
 //!
 //! ```no_run
 //! use diesel::prelude::*;
-//! use diesel_outbox::destinations::{DeliveryFilter, DestinationFilter, RegisteredDestination};
+//! use diesel_outbox::endpoints::{DeliveryFilter, EndpointFilter, Endpoint};
 //! use diesel_outbox::{Outbox, Status};
 //! use std::time::Duration;
 //!
 //! # let tenant = uuid::Uuid::nil();
 //! let outbox = Outbox::new("outbox")?;
 //! let mut conn = PgConnection::establish("postgres://localhost/shop")?;
-//! let destinations = outbox.destinations();
+//! let endpoints = outbox.endpoints();
 //!
-//! let hook = RegisteredDestination::new("acme", "https://acme.example/hooks")
+//! let hook = Endpoint::new("acme", "https://acme.example/hooks")
 //!     .topics(["order.*"])
 //!     .tenant(tenant);
-//! destinations.put(&mut conn, &hook)?;
+//! endpoints.put(&mut conn, &hook)?;
 //! // The customer verifies requests with this secret.
-//! let secret = destinations.secret(&mut conn, "acme")?;
+//! let secret = endpoints.secret(&mut conn, "acme")?;
 //!
 //! // A new secret. For a day, the old secret also signs.
-//! let secret = destinations.rotate(&mut conn, "acme", Duration::from_secs(24 * 3600))?;
+//! let secret = endpoints.rotate(&mut conn, "acme", Duration::from_secs(24 * 3600))?;
 //!
 //! // For the customer's own page.
-//! let of_tenant = DestinationFilter::default().tenant_id(tenant);
-//! for hook in destinations.list(&mut conn, &of_tenant, 100)? {
+//! let of_tenant = EndpointFilter::default().tenant_id(tenant);
+//! for hook in endpoints.list(&mut conn, &of_tenant, 100)? {
 //!     println!("{} {} {}", hook.name, hook.url, hook.state);
 //! }
-//! destinations.disable(&mut conn, "acme", "the customer asked for it")?;
-//! destinations.enable(&mut conn, "acme")?;
-//! destinations.change(&mut conn, "acme", |hook| hook.url = "https://acme.example/new".to_owned())?;
-//! let hook = destinations.get(&mut conn, "acme")?;
+//! endpoints.disable(&mut conn, "acme", "the customer asked for it")?;
+//! endpoints.enable(&mut conn, "acme")?;
+//! endpoints.change(&mut conn, "acme", |hook| hook.url = "https://acme.example/new".to_owned())?;
+//! let hook = endpoints.get(&mut conn, "acme")?;
 //!
 //! // Show the latest deliveries, and send dead letters again.
-//! let page = destinations.deliveries(&mut conn, "acme", &DeliveryFilter::default(), 20)?;
+//! let page = endpoints.deliveries(&mut conn, "acme", &DeliveryFilter::default(), 20)?;
 //! for delivery in page.rows.iter().filter(|delivery| delivery.state == Status::Dead) {
 //!     println!("{} {:?}", delivery.topic, delivery.public_error());
-//!     destinations.send_again(&mut conn, "acme", delivery.message_id)?;
+//!     endpoints.send_again(&mut conn, "acme", delivery.message_id)?;
 //! }
-//! destinations.remove(&mut conn, "acme")?;
+//! endpoints.remove(&mut conn, "acme")?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # A limit for each tenant
 //!
-//! A tenant may have at most 1,000 registered destinations; destinations without a tenant have no limit. Beyond the
-//! limit, the tenant gets no more destinations ([`DestinationError::TooMany`]). The table enforces the limit, also
-//! against plain SQL. The owner of the outbox can set another limit: `SELECT outbox_destination_limit('outbox', 5000)`.
-//! Lowering the limit removes no destinations.
+//! A tenant may have at most 1,000 endpoints; endpoints without a tenant have no limit. Beyond the
+//! limit, the tenant gets no more endpoints ([`EndpointError::TooMany`]). The table enforces the limit, also
+//! against plain SQL. The owner of the outbox can set another limit: `SELECT outbox_endpoint_limit('outbox', 5000)`.
+//! Lowering the limit removes no endpoints.
 
 #[cfg(feature = "http")]
 pub(crate) mod forward;
@@ -73,11 +73,11 @@ use uuid::Uuid;
 use crate::config::Config;
 use crate::config::{Auth, ConfigError, PolicyOption, SecretKeys, SigningSecret};
 #[cfg(feature = "http")]
-use crate::dispatch::CustomerError;
+use crate::dispatch::EndpointRefusal;
 use crate::name::OutboxName;
 use crate::outbox::Outbox;
 use crate::sealed::{Opened, Place, Stored, open_all, open_auth, seal};
-use crate::store::destinations::{self as store, Secrets, Which};
+use crate::store::endpoints::{self as store, Secrets, Which};
 use crate::store::operate::deliveries;
 use crate::store::operate::replay::SentAgain;
 use crate::store::pinned::pinned;
@@ -86,12 +86,12 @@ use crate::store::relay::served;
 
 pub use self::recover::Recover;
 #[cfg(feature = "http")]
-pub use self::trial::{DestinationTest, TestAnswer};
+pub use self::trial::{EndpointTest, TestAnswer};
 #[cfg(feature = "http")]
 pub use self::verification::{EndpointAnswer, EndpointCheck};
+pub use crate::endpoint::{Endpoint, EndpointState};
 pub use crate::hand::Hand;
-pub use crate::registered_destination::{DestinationState, RegisteredDestination};
-pub use crate::store::destinations::DestinationFilter;
+pub use crate::store::endpoints::EndpointFilter;
 pub use crate::store::operate::deliveries::{
     Deliveries, Delivery, DeliveryDetails, DeliveryFilter, FailedAttempt,
 };
@@ -100,15 +100,15 @@ pub use crate::store::operate::ledger::DeliveryCount;
 /// The operator in the history of a message that is sent again.
 const SENT_AGAIN_BY: &str = "send again";
 
-/// Why a registered destination could not be written or read.
+/// Why an endpoint could not be written or read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum DestinationError {
+pub enum EndpointError {
     /// A value cannot be used. Nothing was written.
     #[error(transparent)]
     Invalid(#[from] ConfigError),
-    /// The settings do not allow the destination: they require `https`, a public address or other ports, for example.
-    /// Only [`Destinations::test`] returns this error; other relays may have other settings.
+    /// The settings do not allow the endpoint: they require `https`, a public address or other ports, for example.
+    /// Only [`Endpoints::test`] returns this error; other relays may have other settings.
     #[error("{0}")]
     Refused(String),
     /// The tenant has reached [the limit](self#a-limit-for-each-tenant). The caller's transaction can continue.
@@ -132,15 +132,15 @@ pub enum DestinationError {
     },
 }
 
-impl DestinationError {
-    /// The error for the customer who registered the destination: without names of settings, and without details of the
+impl EndpointError {
+    /// The error for the customer who registered the endpoint: without names of settings, and without details of the
     /// database.
     ///
     /// ```
-    /// use diesel_outbox::destinations::{DestinationError, RegisteredDestination};
+    /// use diesel_outbox::endpoints::{EndpointError, Endpoint};
     ///
-    /// let hook = RegisteredDestination::new("acme", "acme.example");
-    /// let error = DestinationError::from(hook.check().unwrap_err());
+    /// let hook = Endpoint::new("acme", "acme.example");
+    /// let error = EndpointError::from(hook.check().unwrap_err());
     /// assert!(error.public_error().starts_with("url: "));
     /// ```
     pub fn public_error(&self) -> String {
@@ -153,7 +153,7 @@ impl DestinationError {
                 "the URL is not allowed here: use https and a host with a public address".to_owned()
             }
             Self::SetByOperator(_) => "this was set by us: contact our support".to_owned(),
-            Self::TooMany(_) => "no more destinations can be registered".to_owned(),
+            Self::TooMany(_) => "no more endpoints can be registered".to_owned(),
             Self::Database(_) => "the request could not be processed: try again later".to_owned(),
             Self::PayloadNotKept { .. } => "the message is no longer available".to_owned(),
         }
@@ -161,16 +161,16 @@ impl DestinationError {
 }
 
 #[cfg(feature = "http")]
-impl From<CustomerError> for DestinationError {
-    fn from(error: CustomerError) -> Self {
+impl From<EndpointRefusal> for EndpointError {
+    fn from(error: EndpointRefusal) -> Self {
         match error {
-            CustomerError::Invalid(error) => Self::Invalid(error),
-            CustomerError::NotHere(why) => Self::Refused(why),
+            EndpointRefusal::Invalid(error) => Self::Invalid(error),
+            EndpointRefusal::NotHere(why) => Self::Refused(why),
         }
     }
 }
 
-impl From<diesel::result::Error> for DestinationError {
+impl From<diesel::result::Error> for EndpointError {
     fn from(error: diesel::result::Error) -> Self {
         match store::exceeds_limit(&error) {
             true => Self::TooMany(error),
@@ -179,47 +179,47 @@ impl From<diesel::result::Error> for DestinationError {
     }
 }
 
-/// The registered destinations of an outbox: see [the module](self).
+/// The endpoints of an outbox: see [the module](self).
 ///
 /// Every method works in the caller's transaction, if one is open. An error undoes only the call, and the transaction
 /// can continue. Relays see a change after the commit.
 #[derive(Debug, Clone, Copy)]
-pub struct Destinations<'a> {
+pub struct Endpoints<'a> {
     name: &'a OutboxName,
     keys: &'a SecretKeys,
-    /// Every statement about a destination or a message has this condition.
+    /// Every statement about an endpoint or a message has this condition.
     tenant: Option<Uuid>,
 }
 
-/// How the secrets of registered destinations are stored.
+/// How the secrets of endpoints are stored.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Encryption {
-    /// Destinations whose secrets are all encrypted with the newest key.
+    /// Endpoints whose secrets are all encrypted with the newest key.
     pub newest: usize,
-    /// Destinations with a secret that is encrypted with an older key, and no unencrypted secret.
+    /// Endpoints with a secret that is encrypted with an older key, and no unencrypted secret.
     pub older: usize,
-    /// Destinations with an unencrypted secret.
+    /// Endpoints with an unencrypted secret.
     pub plain: usize,
-    /// The names of destinations with a secret that cannot be read. No relay sends to these destinations.
+    /// The names of endpoints with a secret that cannot be read. No relay sends to these endpoints.
     pub unreadable: Vec<String>,
 }
 
-fn not_available(name: &str, reason: impl Into<String>) -> DestinationError {
+fn not_available(name: &str, reason: impl Into<String>) -> EndpointError {
     ConfigError::new(format!("destinations.{name}.name"), reason).into()
 }
 
-/// The default of [`Destinations::with_keys`].
+/// The default of [`Endpoints::with_keys`].
 static NO_KEYS: LazyLock<SecretKeys> = LazyLock::new(SecretKeys::default);
 
 /// The secrets of a row that could be read.
 type OpenedSecrets = (Vec<Opened>, Option<Opened<Auth>>);
 
-/// The number of destinations whose secrets one statement reads.
+/// The number of endpoints whose secrets one statement reads.
 const PAGE: i64 = 500;
 
 impl Outbox {
-    /// The registered destinations of the outbox.
+    /// The endpoints of the outbox.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -227,11 +227,11 @@ impl Outbox {
     ///
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
-    /// let acme = outbox.destinations().get(&mut conn, "acme")?;
+    /// let acme = outbox.endpoints().get(&mut conn, "acme")?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn destinations(&self) -> Destinations<'_> {
-        Destinations {
+    pub fn endpoints(&self) -> Endpoints<'_> {
+        Endpoints {
             name: self.name(),
             keys: &NO_KEYS,
             tenant: None,
@@ -239,13 +239,13 @@ impl Outbox {
     }
 }
 
-impl<'a> Destinations<'a> {
+impl<'a> Endpoints<'a> {
     /// Sets the keys that encrypt secrets in the database: [`Config::secret_keys`](crate::config::Config::secret_keys). Relays
     /// need the same keys. Defaults to no keys: new secrets are stored unencrypted, and encrypted secrets cannot be
     /// read.
     ///
-    /// With keys, [`get`](Self::get) and [`list`](Self::list) also read the secrets. A destination whose secret cannot
-    /// be decrypted has a [`problem`](RegisteredDestination::problem).
+    /// With keys, [`get`](Self::get) and [`list`](Self::list) also read the secrets. An endpoint whose secret cannot
+    /// be decrypted has a [`problem`](Endpoint::problem).
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -254,8 +254,8 @@ impl<'a> Destinations<'a> {
     /// let config = config::from_env()?;
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
-    /// let destinations = outbox.destinations().with_keys(&config.secret_keys);
-    /// let secret = destinations.secret(&mut conn, "acme")?;
+    /// let endpoints = outbox.endpoints().with_keys(&config.secret_keys);
+    /// let secret = endpoints.secret(&mut conn, "acme")?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
@@ -263,10 +263,10 @@ impl<'a> Destinations<'a> {
         Self { keys, ..self }
     }
 
-    /// Limits everything to the destinations and the messages of this tenant: for the pages of a customer. Others do not
+    /// Limits everything to the endpoints and the messages of this tenant: for the pages of a customer. Others do not
     /// exist for these methods, even by their name. Every statement has the condition. What [`put`](Self::put) registers
     /// is the tenant's; [`encrypt`](Self::encrypt) and [`encryption`](Self::encryption) are for operators, and see all
-    /// destinations. Defaults to all tenants.
+    /// endpoints. Defaults to all tenants.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -275,8 +275,8 @@ impl<'a> Destinations<'a> {
     /// # let tenant = uuid::Uuid::nil();
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
-    /// // The name comes from a form. `false`: the tenant has no such destination.
-    /// let removed = outbox.destinations().of_tenant(tenant).remove(&mut conn, "acme")?;
+    /// // The name comes from a form. `false`: the tenant has no such endpoint.
+    /// let removed = outbox.endpoints().of_tenant(tenant).remove(&mut conn, "acme")?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
@@ -298,23 +298,23 @@ impl<'a> Destinations<'a> {
         }
     }
 
-    /// Declares a destination, for code that runs at each start: registers it with a new secret, or
-    /// [its own](RegisteredDestination::secret). If the name exists, replaces what no operator has
-    /// [set](RegisteredDestination::set_by), and the secrets only if it has its own. It never enables a destination. If the URL
+    /// Declares an endpoint, for code that runs at each start: registers it with a new secret, or
+    /// [its own](Endpoint::secret). If the name exists, replaces what no operator has
+    /// [set](Endpoint::set_by), and the secrets only if it has its own. It never enables an endpoint. If the URL
     /// or the verification changes, the endpoint is no longer verified. [`change`](Self::change) changes single values.
     ///
     /// # Errors
-    /// - [`DestinationError::Invalid`], which names the value that cannot be used. Also if the destination is from
+    /// - [`EndpointError::Invalid`], which names the value that cannot be used. Also if the endpoint is from
     ///   [`get`](Self::get) or [`list`](Self::list) and its row has a value that could not be read: the value would be
-    ///   lost. And if the name is new, and a running relay has a destination or a group of handlers of this name in its
+    ///   lost. And if the name is new, and a running relay has an endpoint or a group of handlers of this name in its
     ///   settings.
-    /// - [`DestinationError::TooMany`]: the tenant has reached its limit.
-    /// - [`DestinationError::Database`]: the database failed.
+    /// - [`EndpointError::TooMany`]: the tenant has reached its limit.
+    /// - [`EndpointError::Database`]: the database failed.
     pub fn put(
         &self,
         conn: &mut PgConnection,
-        destination: &RegisteredDestination,
-    ) -> Result<(), DestinationError> {
+        destination: &Endpoint,
+    ) -> Result<(), EndpointError> {
         if destination.is_unread {
             return Err(unread(destination).into());
         }
@@ -328,14 +328,14 @@ impl<'a> Destinations<'a> {
         let auth = self.sealed_auth(&one)?;
         let auth = auth.as_ref().map(ExposeSecret::expose_secret);
         let put = pinned(conn, self.name, |conn, outbox| {
-            // Of two destinations of one name, nobody could tell which one is meant.
+            // Of two endpoints of one name, nobody could tell which one is meant.
             let is_new = !store::exists(conn, outbox, name)?;
             let relay = is_new.then(|| served::relay_with(conn, outbox, name));
             if let Some(relay) = relay.transpose()?.flatten() {
                 let reason = match self.tenant {
                     Some(_) => "the name is not available".to_owned(),
                     None => format!(
-                        "the settings of the relay {relay} have a destination of this name: choose another one"
+                        "the settings of the relay {relay} have an endpoint of this name: choose another one"
                     ),
                 };
                 return Err(not_available(name, reason));
@@ -344,7 +344,7 @@ impl<'a> Destinations<'a> {
                 if store::insert(conn, outbox, &one, (secret.expose_secret(), auth))? {
                     return Ok(());
                 }
-                let declared = |row: &mut RegisteredDestination| {
+                let declared = |row: &mut Endpoint| {
                     row.secret.clone_from(&own);
                     declare(&one, row)
                 };
@@ -359,9 +359,9 @@ impl<'a> Destinations<'a> {
         put.map_err(|error| of_value(name, error))
     }
 
-    /// Changes a destination: `change` gets the row, which is locked until the end of the transaction, and what it changes
+    /// Changes an endpoint: `change` gets the row, which is locked until the end of the transaction, and what it changes
     /// is written. All other values stay as they are, also those that others change at the same time. `false`: the
-    /// destination does not exist.
+    /// endpoint does not exist.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -369,27 +369,27 @@ impl<'a> Destinations<'a> {
     ///
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
-    /// let is_there = outbox.destinations().change(&mut conn, "acme", |row| {
+    /// let is_there = outbox.endpoints().change(&mut conn, "acme", |row| {
     ///     row.topics.push("invoice.*".to_owned());
     /// })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// With [`of_tenant`](Self::of_tenant), the change is the owner's; otherwise it is an operator's. A value that an operator
-    /// has set is [recorded](RegisteredDestination::set_by), and only operators change it.
+    /// has set is [recorded](Endpoint::set_by), and only operators change it.
     ///
     /// # Errors
-    /// - [`DestinationError::Invalid`], which names the value that cannot be used.
-    /// - [`DestinationError::SetByOperator`]: the owner cannot change this.
-    /// - [`DestinationError::TooMany`]: the new tenant has reached its limit.
-    /// - [`DestinationError::Database`]: the database failed.
+    /// - [`EndpointError::Invalid`], which names the value that cannot be used.
+    /// - [`EndpointError::SetByOperator`]: the owner cannot change this.
+    /// - [`EndpointError::TooMany`]: the new tenant has reached its limit.
+    /// - [`EndpointError::Database`]: the database failed.
     pub fn change(
         &self,
         conn: &mut PgConnection,
         name: &str,
-        change: impl FnOnce(&mut RegisteredDestination),
-    ) -> Result<bool, DestinationError> {
-        let change = |row: &mut RegisteredDestination| {
+        change: impl FnOnce(&mut Endpoint),
+    ) -> Result<bool, EndpointError> {
+        let change = |row: &mut Endpoint| {
             change(row);
             Ok(())
         };
@@ -406,8 +406,8 @@ impl<'a> Destinations<'a> {
         outbox: &OutboxName,
         name: &str,
         by: Hand,
-        change: impl FnOnce(&mut RegisteredDestination) -> Result<(), ConfigError>,
-    ) -> Result<bool, DestinationError> {
+        change: impl FnOnce(&mut Endpoint) -> Result<(), ConfigError>,
+    ) -> Result<bool, EndpointError> {
         let Some(found) = store::lock(conn, outbox, self.which(name))? else {
             return Ok(false);
         };
@@ -433,12 +433,12 @@ impl<'a> Destinations<'a> {
         }
         for value in changed.iter().filter(|value| store::is_recorded(value)) {
             if by != Hand::Operator && before.set_by.get(*value) == Some(&Hand::Operator) {
-                return Err(DestinationError::SetByOperator((*value).to_owned()));
+                return Err(EndpointError::SetByOperator((*value).to_owned()));
             }
             after.set_by.insert((*value).to_owned(), by);
         }
         // Nobody has set what has its default.
-        let set = store::differing(&RegisteredDestination::new("", ""), &after);
+        let set = store::differing(&Endpoint::new("", ""), &after);
         after
             .set_by
             .retain(|value, _| set.contains(&value.as_str()));
@@ -465,10 +465,7 @@ impl<'a> Destinations<'a> {
     }
 
     /// The authentication in its stored form.
-    fn sealed_auth(
-        &self,
-        one: &RegisteredDestination,
-    ) -> Result<Option<SecretString>, DestinationError> {
+    fn sealed_auth(&self, one: &Endpoint) -> Result<Option<SecretString>, EndpointError> {
         let sealed = one.auth.as_ref().map(|auth| match auth.is_sealed() {
             true => Ok(auth.written().clone()),
             false => self.sealed(&one.name, auth.written()),
@@ -476,7 +473,7 @@ impl<'a> Destinations<'a> {
         sealed.transpose()
     }
 
-    /// The destination of this name; `None`: it does not exist.
+    /// The endpoint of this name; `None`: it does not exist.
     ///
     /// # Errors
     /// If the database fails.
@@ -484,7 +481,7 @@ impl<'a> Destinations<'a> {
         &self,
         conn: &mut PgConnection,
         name: &str,
-    ) -> Result<Option<RegisteredDestination>, DestinationError> {
+    ) -> Result<Option<Endpoint>, EndpointError> {
         pinned(conn, self.name, |conn, outbox| {
             let mut found: Vec<_> = store::get(conn, outbox, self.which(name))?
                 .into_iter()
@@ -496,16 +493,16 @@ impl<'a> Destinations<'a> {
         })
     }
 
-    /// At most `limit` destinations, ordered by name.
+    /// At most `limit` endpoints, ordered by name.
     ///
     /// # Errors
     /// If the database fails.
     pub fn list(
         &self,
         conn: &mut PgConnection,
-        filter: &DestinationFilter,
+        filter: &EndpointFilter,
         limit: usize,
-    ) -> Result<Vec<RegisteredDestination>, DestinationError> {
+    ) -> Result<Vec<Endpoint>, EndpointError> {
         pinned(conn, self.name, |conn, outbox| {
             let mut found = store::list(conn, outbox, (filter, self.tenant), limit)?;
             self.report_secrets(conn, outbox, &mut found)?;
@@ -515,19 +512,19 @@ impl<'a> Destinations<'a> {
         })
     }
 
-    /// Enables a destination: its messages are sent again, those that have failed at the time of their next attempt, and new
-    /// messages are for it. `false`: the destination does not exist.
+    /// Enables an endpoint: its messages are sent again, those that have failed at the time of their next attempt, and new
+    /// messages are for it. `false`: the endpoint does not exist.
     ///
     /// # Errors
-    /// - [`DestinationError::SetByOperator`]: an operator has disabled it, and this is [the owner](Self::of_tenant).
-    /// - [`DestinationError::Database`]: the database failed.
-    pub fn enable(&self, conn: &mut PgConnection, name: &str) -> Result<bool, DestinationError> {
+    /// - [`EndpointError::SetByOperator`]: an operator has disabled it, and this is [the owner](Self::of_tenant).
+    /// - [`EndpointError::Database`]: the database failed.
+    pub fn enable(&self, conn: &mut PgConnection, name: &str) -> Result<bool, EndpointError> {
         self.change(conn, name, |row| row.enabled = true)
     }
 
-    /// Disables a destination: it gets no new messages, and those already addressed to it wait. `false`: the
-    /// destination does not exist. [`recover`](Self::recover) sends what the destination has missed, if the ledger keeps
-    /// payloads. To let new messages wait, too, [`pause`](Self::pause) the destination.
+    /// Disables an endpoint: it gets no new messages, and those already addressed to it wait. `false`: the
+    /// endpoint does not exist. [`recover`](Self::recover) sends what the endpoint has missed, if the ledger keeps
+    /// payloads. To let new messages wait, too, [`pause`](Self::pause) the endpoint.
     ///
     /// # Errors
     /// If the database fails.
@@ -536,7 +533,7 @@ impl<'a> Destinations<'a> {
         conn: &mut PgConnection,
         name: &str,
         reason: &str,
-    ) -> Result<bool, DestinationError> {
+    ) -> Result<bool, EndpointError> {
         let by = self.hand();
         self.change(conn, name, |row| {
             // What an operator has disabled stays so for the owner.
@@ -548,9 +545,9 @@ impl<'a> Destinations<'a> {
         })
     }
 
-    /// Pauses a destination, for a time or until it is resumed: new messages are addressed to it, and all its messages wait
+    /// Pauses an endpoint, for a time or until it is resumed: new messages are addressed to it, and all its messages wait
     /// without using attempts. Relays notice the pause within a second. A longer pause of the same hand stays; each hand has a
-    /// pause of its own. `false`: the destination does not exist.
+    /// pause of its own. `false`: the endpoint does not exist.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -560,7 +557,7 @@ impl<'a> Destinations<'a> {
     /// # let tenant = uuid::Uuid::nil();
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
-    /// let own = outbox.destinations().of_tenant(tenant);
+    /// let own = outbox.endpoints().of_tenant(tenant);
     /// let hour = Some(Duration::from_secs(3600));
     /// own.pause(&mut conn, "acme", "our server is upgraded", hour)?;
     /// own.resume(&mut conn, "acme")?;
@@ -575,7 +572,7 @@ impl<'a> Destinations<'a> {
         name: &str,
         reason: &str,
         lasts: Option<Duration>,
-    ) -> Result<bool, DestinationError> {
+    ) -> Result<bool, EndpointError> {
         let by = (self.hand(), reason);
         Ok(pinned(conn, self.name, |conn, outbox| {
             let is_there = store::hold(conn, outbox, self.which(name))?;
@@ -586,23 +583,23 @@ impl<'a> Destinations<'a> {
         })?)
     }
 
-    /// Ends the pauses of a destination: its messages are sent at once. For the owner: those of the owner, of the receiver and
-    /// of the circuit breaker. For an operator: as [`admin::resume`](crate::admin::resume). `false`: the destination does not
+    /// Ends the pauses of an endpoint: its messages are sent at once. For the owner: those of the owner, of the receiver and
+    /// of the circuit breaker. For an operator: as [`admin::resume`](crate::admin::resume). `false`: the endpoint does not
     /// exist.
     ///
     /// ```no_run
     /// # use diesel::prelude::*;
     /// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// # let outbox = diesel_outbox::Outbox::new("outbox")?;
-    /// let is_there = outbox.destinations().resume(&mut conn, "acme")?;
+    /// let is_there = outbox.endpoints().resume(&mut conn, "acme")?;
     /// # let _ = is_there;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// - [`DestinationError::SetByOperator`]: an operator has paused it, and this is [the owner](Self::of_tenant).
-    /// - [`DestinationError::Database`]: the database failed.
-    pub fn resume(&self, conn: &mut PgConnection, name: &str) -> Result<bool, DestinationError> {
+    /// - [`EndpointError::SetByOperator`]: an operator has paused it, and this is [the owner](Self::of_tenant).
+    /// - [`EndpointError::Database`]: the database failed.
+    pub fn resume(&self, conn: &mut PgConnection, name: &str) -> Result<bool, EndpointError> {
         pinned(conn, self.name, |conn, outbox| {
             if !store::hold(conn, outbox, self.which(name))? {
                 return Ok(false);
@@ -613,13 +610,13 @@ impl<'a> Destinations<'a> {
             };
             match resumed {
                 Some(_) => Ok(true),
-                None => Err(DestinationError::SetByOperator("pause".to_owned())),
+                None => Err(EndpointError::SetByOperator("pause".to_owned())),
             }
         })
     }
 
     /// Records the result of a [test](Self::test). If the receiver has accepted it, the circuit breaker is closed, and waiting
-    /// messages are sent at once. `true`: the breaker was open. Other pauses stay. A test of a destination that has changed since
+    /// messages are sent at once. `true`: the breaker was open. Other pauses stay. A test of an endpoint that has changed since
     /// says nothing.
     ///
     /// ```no_run
@@ -629,10 +626,10 @@ impl<'a> Destinations<'a> {
     /// let config = config::from_env()?;
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
-    /// let destinations = outbox.destinations();
-    /// if let Some(test) = destinations.test(&mut conn, "acme", &config)? {
+    /// let endpoints = outbox.endpoints();
+    /// if let Some(test) = endpoints.test(&mut conn, "acme", &config)? {
     ///     let answer = test.send();
-    ///     destinations.record_test(&mut conn, &answer)?;
+    ///     endpoints.record_test(&mut conn, &answer)?;
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -644,7 +641,7 @@ impl<'a> Destinations<'a> {
         &self,
         conn: &mut PgConnection,
         answer: &TestAnswer,
-    ) -> Result<bool, DestinationError> {
+    ) -> Result<bool, EndpointError> {
         if !answer.went_well {
             return Ok(false);
         }
@@ -657,18 +654,18 @@ impl<'a> Destinations<'a> {
         })?)
     }
 
-    /// Removes a destination: its waiting messages end as cancelled ones do, in the ledger only
-    /// (`DESTINATION_REMOVED`). `false`: the destination does not exist.
+    /// Removes an endpoint: its waiting messages end as cancelled ones do, in the ledger only
+    /// (`DESTINATION_REMOVED`). `false`: the endpoint does not exist.
     ///
     /// # Errors
     /// If the database fails.
-    pub fn remove(&self, conn: &mut PgConnection, name: &str) -> Result<bool, DestinationError> {
+    pub fn remove(&self, conn: &mut PgConnection, name: &str) -> Result<bool, EndpointError> {
         Ok(pinned(conn, self.name, |conn, outbox| {
             store::remove(conn, outbox, self.which(name))
         })?)
     }
 
-    /// The newest secret of a destination. `None`: the destination does not exist, or has no secret.
+    /// The newest secret of an endpoint. `None`: the endpoint does not exist, or has no secret.
     ///
     /// # Errors
     /// If the database fails, or a secret cannot be read: the column contains something else, or the secret is
@@ -677,7 +674,7 @@ impl<'a> Destinations<'a> {
         &self,
         conn: &mut PgConnection,
         name: &str,
-    ) -> Result<Option<SigningSecret>, DestinationError> {
+    ) -> Result<Option<SigningSecret>, EndpointError> {
         let found = pinned(conn, self.name, |conn, outbox| {
             store::secrets(conn, outbox, self.which(name))
         })?;
@@ -688,26 +685,26 @@ impl<'a> Destinations<'a> {
         Ok(secrets.next().map(|newest| newest.secret))
     }
 
-    /// Adds a new symmetric secret. The existing secrets keep signing for `keep`. `None`: the destination does not
+    /// Adds a new symmetric secret. The existing secrets keep signing for `keep`. `None`: the endpoint does not
     /// exist.
     ///
     /// # Errors
-    /// - [`DestinationError::Invalid`]: the secret cannot be encrypted, or `keep` is not zero and an existing secret cannot
+    /// - [`EndpointError::Invalid`]: the secret cannot be encrypted, or `keep` is not zero and an existing secret cannot
     ///   be read.
-    /// - [`DestinationError::Database`]: the database failed.
+    /// - [`EndpointError::Database`]: the database failed.
     pub fn rotate(
         &self,
         conn: &mut PgConnection,
         name: &str,
         keep: Duration,
-    ) -> Result<Option<SigningSecret>, DestinationError> {
+    ) -> Result<Option<SigningSecret>, EndpointError> {
         let secret = SigningSecret::random();
         let is_there = self.rotate_to(conn, name, &secret, keep)?;
         Ok(is_there.then_some(secret))
     }
 
     /// [`rotate`](Self::rotate) to a secret of your own: an asymmetric secret, or the secret of another system that you
-    /// replace. `false`: the destination does not exist.
+    /// replace. `false`: the endpoint does not exist.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -719,23 +716,23 @@ impl<'a> Destinations<'a> {
     /// let outbox = Outbox::new("outbox")?;
     /// let secret = SigningSecret::random_asymmetric();
     /// let day = Duration::from_secs(24 * 3600);
-    /// outbox.destinations().rotate_to(&mut conn, "acme", &secret, day)?;
+    /// outbox.endpoints().rotate_to(&mut conn, "acme", &secret, day)?;
     /// // The customer verifies requests with this key.
     /// let key = secret.public_key()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// - [`DestinationError::Invalid`]: the secret cannot be encrypted, or `keep` is not zero and an existing secret cannot
+    /// - [`EndpointError::Invalid`]: the secret cannot be encrypted, or `keep` is not zero and an existing secret cannot
     ///   be read.
-    /// - [`DestinationError::Database`]: the database failed.
+    /// - [`EndpointError::Database`]: the database failed.
     pub fn rotate_to(
         &self,
         conn: &mut PgConnection,
         name: &str,
         secret: &SigningSecret,
         keep: Duration,
-    ) -> Result<bool, DestinationError> {
+    ) -> Result<bool, EndpointError> {
         if !keep.is_zero() {
             // A relay sends nothing while it cannot read one of the secrets.
             self.secret(conn, name)?;
@@ -759,23 +756,23 @@ impl<'a> Destinations<'a> {
     /// let config = config::from_env()?;
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
-    /// let destinations = outbox.destinations().with_keys(&config.secret_keys);
-    /// destinations.encrypt(&mut conn)?;
-    /// let now = destinations.encryption(&mut conn)?;
+    /// let endpoints = outbox.endpoints().with_keys(&config.secret_keys);
+    /// endpoints.encrypt(&mut conn)?;
+    /// let now = endpoints.encryption(&mut conn)?;
     /// assert_eq!((now.plain, now.older), (0, 0));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// If the database fails, or no key was given.
-    pub fn encrypt(&self, conn: &mut PgConnection) -> Result<Encryption, DestinationError> {
+    pub fn encrypt(&self, conn: &mut PgConnection) -> Result<Encryption, EndpointError> {
         if self.keys.is_empty() {
             return Err(ConfigError::new("OUTBOX_SECRET_KEY", "it is not set").into());
         }
         self.look_through(conn, |conn, outbox, before, (secrets, auth)| {
             let seal = |written: &SecretString| {
                 let sealed = self.sealed(&before.name, written)?;
-                Ok::<_, DestinationError>(sealed.expose_secret().to_owned())
+                Ok::<_, EndpointError>(sealed.expose_secret().to_owned())
             };
             let words = secrets.iter().map(|one| seal(&one.secret.written()));
             let words = words.collect::<Result<Vec<_>, _>>()?;
@@ -798,19 +795,19 @@ impl<'a> Destinations<'a> {
     /// let config = config::from_env()?;
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
-    /// let destinations = outbox.destinations().with_keys(&config.secret_keys);
-    /// let found = destinations.encryption(&mut conn)?;
+    /// let endpoints = outbox.endpoints().with_keys(&config.secret_keys);
+    /// let found = endpoints.encryption(&mut conn)?;
     /// println!("{} are not encrypted", found.plain);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// If the database fails.
-    pub fn encryption(&self, conn: &mut PgConnection) -> Result<Encryption, DestinationError> {
+    pub fn encryption(&self, conn: &mut PgConnection) -> Result<Encryption, EndpointError> {
         self.look_through(conn, |_, _, _, _| Ok(true))
     }
 
-    /// Reads the secrets of each destination, and calls `old` if they are not all encrypted with the newest key. If
+    /// Reads the secrets of each endpoint, and calls `old` if they are not all encrypted with the newest key. If
     /// `old` returns `false`, the secrets have changed in the meantime, and are read again. Outside a transaction of
     /// the caller's, each page has a transaction of its own: an error of `old` undoes this page only.
     fn look_through(
@@ -821,8 +818,8 @@ impl<'a> Destinations<'a> {
             &OutboxName,
             &Secrets,
             OpenedSecrets,
-        ) -> Result<bool, DestinationError>,
-    ) -> Result<Encryption, DestinationError> {
+        ) -> Result<bool, EndpointError>,
+    ) -> Result<Encryption, EndpointError> {
         let mut found = Encryption::default();
         let mut after = String::new();
         loop {
@@ -861,7 +858,7 @@ impl<'a> Destinations<'a> {
                         )?;
                     }
                 }
-                Ok::<_, DestinationError>(last)
+                Ok::<_, EndpointError>(last)
             })?;
             match last {
                 Some(last) => after = last,
@@ -871,7 +868,7 @@ impl<'a> Destinations<'a> {
     }
 
     /// The secret in its stored form.
-    fn sealed(&self, name: &str, written: &SecretString) -> Result<SecretString, DestinationError> {
+    fn sealed(&self, name: &str, written: &SecretString) -> Result<SecretString, EndpointError> {
         let sealed = seal(self.keys, self.place(name), written);
         Ok(sealed.map_err(|reason| ConfigError::new("OUTBOX_SECRET_KEY", reason))?)
     }
@@ -903,19 +900,19 @@ impl<'a> Destinations<'a> {
         }
     }
 
-    /// If keys are given, decrypts the authentication of each destination, and sets the problem of each destination whose
+    /// If keys are given, decrypts the authentication of each endpoint, and sets the problem of each endpoint whose
     /// secrets cannot be read.
     fn report_secrets(
         &self,
         conn: &mut PgConnection,
         outbox: &OutboxName,
-        found: &mut [RegisteredDestination],
-    ) -> Result<(), DestinationError> {
+        found: &mut [Endpoint],
+    ) -> Result<(), EndpointError> {
         if self.keys.is_empty() || found.is_empty() {
             return Ok(());
         }
         let names: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
-        // In the same order, without destinations that were removed in the meantime.
+        // In the same order, without endpoints that were removed in the meantime.
         let secrets = store::secrets_of(conn, outbox, &names)?;
         let mut secrets = secrets.into_iter().peekable();
         for one in found {
@@ -933,24 +930,24 @@ impl<'a> Destinations<'a> {
         Ok(())
     }
 
-    /// The messages of a destination, newest first, at most `limit`: waiting messages, dead letters and deliveries.
+    /// The messages of an endpoint, newest first, at most `limit`: waiting messages, dead letters and deliveries.
     /// Discarded and cancelled messages are not included. A new message is included once a relay has found that the
-    /// message is for this destination.
+    /// message is for this endpoint.
     ///
     /// Indexes find waiting messages and dead letters. Deliveries are searched in the ledger from its end, for at most
-    /// 2 s: an index by destination would make every delivery more expensive. So a page may have few rows if the
-    /// destination gets few messages and others get very many. [`Deliveries::next`] continues the search.
+    /// 2 s: an index by endpoint would make every delivery more expensive. So a page may have few rows if the
+    /// endpoint gets few messages and others get very many. [`Deliveries::next`] continues the search.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
     /// use diesel_outbox::Outbox;
-    /// use diesel_outbox::destinations::DeliveryFilter;
+    /// use diesel_outbox::endpoints::DeliveryFilter;
     ///
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
     /// let mut filter = DeliveryFilter::default();
     /// loop {
-    ///     let page = outbox.destinations().deliveries(&mut conn, "acme", &filter, 50)?;
+    ///     let page = outbox.endpoints().deliveries(&mut conn, "acme", &filter, 50)?;
     ///     for delivery in &page.rows {
     ///         println!("{} {} {}", delivery.created_at, delivery.topic, delivery.state);
     ///     }
@@ -970,13 +967,13 @@ impl<'a> Destinations<'a> {
         name: &str,
         filter: &DeliveryFilter,
         limit: usize,
-    ) -> Result<Deliveries, DestinationError> {
+    ) -> Result<Deliveries, EndpointError> {
         Ok(pinned(conn, self.name, |conn, outbox| {
             deliveries::deliveries(conn, outbox, self.which(name), filter, limit)
         })?)
     }
 
-    /// One delivery of a destination, with its content and its failed attempts. `None`: the destination has no delivery,
+    /// One delivery of an endpoint, with its content and its failed attempts. `None`: the endpoint has no delivery,
     /// dead letter or waiting message with this message id. A message that was never tried is searched for at most two
     /// seconds.
     ///
@@ -987,7 +984,7 @@ impl<'a> Destinations<'a> {
     /// # let message_id = uuid::Uuid::nil();
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
-    /// if let Some(found) = outbox.destinations().delivery(&mut conn, "acme", message_id)? {
+    /// if let Some(found) = outbox.endpoints().delivery(&mut conn, "acme", message_id)? {
     ///     println!("{:?} after {} failures", found.delivery.state, found.failed.len());
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -1000,13 +997,13 @@ impl<'a> Destinations<'a> {
         conn: &mut PgConnection,
         name: &str,
         message_id: Uuid,
-    ) -> Result<Option<DeliveryDetails>, DestinationError> {
+    ) -> Result<Option<DeliveryDetails>, EndpointError> {
         Ok(pinned(conn, self.name, |conn, outbox| {
             deliveries::details(conn, outbox, self.which(name), message_id)
         })?)
     }
 
-    /// How many messages of a destination were delivered and how many were dead-lettered, in each of `windows` time
+    /// How many messages of an endpoint were delivered and how many were dead-lettered, in each of `windows` time
     /// spans of length `window`. The oldest span is first; the last span ends now. `None`: 2 s were not enough to count
     /// the span.
     ///
@@ -1019,7 +1016,7 @@ impl<'a> Destinations<'a> {
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
     /// let minute = Duration::from_secs(60);
-    /// for count in outbox.destinations().delivery_counts(&mut conn, "acme", minute, 60)? {
+    /// for count in outbox.endpoints().delivery_counts(&mut conn, "acme", minute, 60)? {
     ///     match count {
     ///         Some(count) => println!("{} delivered, {} dead", count.delivered, count.dead),
     ///         None => println!("not known"),
@@ -1036,59 +1033,59 @@ impl<'a> Destinations<'a> {
         name: &str,
         window: Duration,
         windows: usize,
-    ) -> Result<Vec<Option<DeliveryCount>>, DestinationError> {
+    ) -> Result<Vec<Option<DeliveryCount>>, EndpointError> {
         Ok(pinned(conn, self.name, |conn, outbox| {
             deliveries::counts(conn, outbox, self.which(name), window, windows)
         })?)
     }
 
-    /// Sends a delivered message or a dead letter once more, to this destination only. The message keeps its id, so a
+    /// Sends a delivered message or a dead letter once more, to this endpoint only. The message keeps its id, so a
     /// receiver that detects duplicates ignores the message if it has already handled it.
     ///
     /// If the message already waits to be sent again, the call changes nothing and returns `true`. `false`: the
-    /// destination does not exist, or it has no such delivery or dead letter.
+    /// endpoint does not exist, or it has no such delivery or dead letter.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
     /// use diesel_outbox::Outbox;
-    /// use diesel_outbox::destinations::DestinationError;
+    /// use diesel_outbox::endpoints::EndpointError;
     ///
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
     /// // From a form: the `webhook-id` that the customer asks about.
     /// let message_id = "0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c".parse()?;
-    /// match outbox.destinations().send_again(&mut conn, "acme", message_id) {
+    /// match outbox.endpoints().send_again(&mut conn, "acme", message_id) {
     ///     Ok(true) => println!("the message is on its way"),
     ///     Ok(false) => println!("there is no such delivery"),
-    ///     Err(DestinationError::PayloadNotKept { .. }) => println!("we did not keep the message"),
+    ///     Err(EndpointError::PayloadNotKept { .. }) => println!("we did not keep the message"),
     ///     Err(error) => Err(error)?,
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// - [`DestinationError::PayloadNotKept`]: the message was delivered, and the ledger keeps payloads only with
+    /// - [`EndpointError::PayloadNotKept`]: the message was delivered, and the ledger keeps payloads only with
     ///   `OUTBOX_LEDGER_PAYLOAD`.
-    /// - [`DestinationError::Database`]: the database failed.
+    /// - [`EndpointError::Database`]: the database failed.
     pub fn send_again(
         &self,
         conn: &mut PgConnection,
         name: &str,
         message_id: Uuid,
-    ) -> Result<bool, DestinationError> {
+    ) -> Result<bool, EndpointError> {
         let sent = pinned(conn, self.name, |conn, outbox| {
             deliveries::send_again(conn, outbox, self.which(name), message_id, SENT_AGAIN_BY)
         })?;
         match sent {
             SentAgain::Yes => Ok(true),
             SentAgain::NotFound => Ok(false),
-            SentAgain::NotKept => Err(DestinationError::PayloadNotKept { message_id }),
+            SentAgain::NotKept => Err(EndpointError::PayloadNotKept { message_id }),
         }
     }
 
-    /// Prepares a test: an event `outbox.test`, or [another](DestinationTest::event), which is signed and formatted like the destination's messages, but not
-    /// stored in the outbox. [`send`](DestinationTest::send) sends the test immediately, even if the destination is
-    /// disabled, and needs no connection. `None`: the destination does not exist.
+    /// Prepares a test: an event `outbox.test`, or [another](EndpointTest::event), which is signed and formatted like the endpoint's messages, but not
+    /// stored in the outbox. [`send`](EndpointTest::send) sends the test immediately, even if the endpoint is
+    /// disabled, and needs no connection. `None`: the endpoint does not exist.
     ///
     /// ```no_run
     /// use diesel::prelude::*;
@@ -1097,7 +1094,7 @@ impl<'a> Destinations<'a> {
     /// let config = config::from_env()?;
     /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
     /// let outbox = Outbox::new("outbox")?;
-    /// let test = outbox.destinations().test(&mut conn, "acme", &config)?;
+    /// let test = outbox.endpoints().test(&mut conn, "acme", &config)?;
     /// // The response may take seconds: release the connection first.
     /// drop(conn);
     /// if let Some(answer) = test.map(|test| test.send()) {
@@ -1107,34 +1104,34 @@ impl<'a> Destinations<'a> {
     /// ```
     ///
     /// # Errors
-    /// - [`DestinationError::Refused`]: a relay with these settings would not send to the destination.
-    /// - [`DestinationError::Invalid`]: no relay can send to the destination.
-    /// - [`DestinationError::Database`]: the database failed. [`DestinationError::public_error`] is the text for customers.
+    /// - [`EndpointError::Refused`]: a relay with these settings would not send to the endpoint.
+    /// - [`EndpointError::Invalid`]: no relay can send to the endpoint.
+    /// - [`EndpointError::Database`]: the database failed. [`EndpointError::public_error`] is the text for customers.
     #[cfg(feature = "http")]
     pub fn test(
         &self,
         conn: &mut PgConnection,
         name: &str,
         config: &Config,
-    ) -> Result<Option<DestinationTest>, DestinationError> {
+    ) -> Result<Option<EndpointTest>, EndpointError> {
         let ready = self.ready(conn, name, config)?;
         ready
-            .map(|(row, secrets, config)| DestinationTest::new(&row, secrets, &config))
+            .map(|(row, secrets, config)| EndpointTest::new(&row, secrets, &config))
             .transpose()
     }
 
-    /// A destination that a relay could send to, its secrets, and the settings for it.
+    /// An endpoint that a relay could send to, its secrets, and the settings for it.
     #[cfg(feature = "http")]
     fn ready(
         &self,
         conn: &mut PgConnection,
         name: &str,
         config: &Config,
-    ) -> Result<Option<(RegisteredDestination, Vec<SigningSecret>, Config)>, DestinationError> {
+    ) -> Result<Option<(Endpoint, Vec<SigningSecret>, Config)>, EndpointError> {
         let found = pinned(conn, self.name, |conn, outbox| {
-            store::registered_one(conn, outbox, self.which(name))
+            store::endpoint_row(conn, outbox, self.which(name))
         })?;
-        let Some(store::Registered {
+        let Some(store::EndpointRow {
             mut row, secrets, ..
         }) = found
         else {
@@ -1164,32 +1161,29 @@ impl<'a> Destinations<'a> {
 }
 
 /// Why a row with a value that cannot be read is not written.
-fn unread(one: &RegisteredDestination) -> ConfigError {
+fn unread(one: &Endpoint) -> ConfigError {
     let problem = one.problem.as_deref().unwrap_or("unknown");
     let reason = format!(
-        "nothing was changed: the row has a value that cannot be read, {problem}. Fix the value with SQL, or remove the destination"
+        "nothing was changed: the row has a value that cannot be read, {problem}. Fix the value with SQL, or remove the endpoint"
     );
     ConfigError::new(format!("destinations.{}", one.name), reason)
 }
 
 /// The error of a value that the table has refused names the value.
-fn of_value(name: &str, error: DestinationError) -> DestinationError {
+fn of_value(name: &str, error: EndpointError) -> EndpointError {
     match error {
-        DestinationError::Database(error) => match store::refused_value(&error) {
+        EndpointError::Database(error) => match store::refused_value(&error) {
             Some((value, reason)) => {
                 ConfigError::new(format!("destinations.{name}.{value}"), reason).into()
             }
-            None => DestinationError::Database(error),
+            None => EndpointError::Database(error),
         },
         error => error,
     }
 }
 
 /// Gives the row what the code declares, except what an operator has set.
-fn declare(
-    from: &RegisteredDestination,
-    to: &mut RegisteredDestination,
-) -> Result<(), ConfigError> {
+fn declare(from: &Endpoint, to: &mut Endpoint) -> Result<(), ConfigError> {
     to.is_unread = false;
     let set_by = to.set_by.clone();
     let may_set = |value: &str| set_by.get(value) != Some(&Hand::Operator);
@@ -1214,21 +1208,17 @@ fn declare(
     if may_set("verification") {
         to.verification = from.verification;
     }
-    for option in PolicyOption::of_registered().filter(|option| may_set(option.name)) {
+    for option in PolicyOption::of_endpoints().filter(|option| may_set(option.name)) {
         option.copy(&from.policy, &mut to.policy)?;
     }
     Ok(())
 }
 
-/// Who has disabled the destination, and that nobody but an operator enables what an operator has disabled.
-fn settle_enabled(
-    before: &RegisteredDestination,
-    after: &mut RegisteredDestination,
-    by: Hand,
-) -> Result<(), DestinationError> {
+/// Who has disabled the endpoint, and that nobody but an operator enables what an operator has disabled.
+fn settle_enabled(before: &Endpoint, after: &mut Endpoint, by: Hand) -> Result<(), EndpointError> {
     if after.enabled {
         if by != Hand::Operator && before.is_disabled_by_operator() {
-            return Err(DestinationError::SetByOperator("enabled".to_owned()));
+            return Err(EndpointError::SetByOperator("enabled".to_owned()));
         }
         after.disabled_by = None;
         after.disabled_reason = None;
@@ -1238,12 +1228,12 @@ fn settle_enabled(
     Ok(())
 }
 
-/// Sets the problem of each destination that the settings of all running relays refuse.
+/// Sets the problem of each endpoint that the settings of all running relays refuse.
 fn report_refusals(
     conn: &mut PgConnection,
     outbox: &OutboxName,
-    found: &mut [RegisteredDestination],
-) -> Result<(), DestinationError> {
+    found: &mut [Endpoint],
+) -> Result<(), EndpointError> {
     if found.is_empty() {
         return Ok(());
     }
@@ -1251,10 +1241,10 @@ fn report_refusals(
     let refused = refused.filter(|one| !one.is_served);
     let why: HashMap<String, String> = refused
         .map(|one| {
-            let served::RefusedDestination {
+            let served::RefusedEndpoint {
                 name, relay, why, ..
             } = one;
-            let why = format!("no running relay serves the destination; {relay} refuses it: {why}");
+            let why = format!("no running relay serves the endpoint; {relay} refuses it: {why}");
             (name, why)
         })
         .collect();

@@ -1,4 +1,4 @@
-//! Delivery to registered destinations: rows that appear, change and disappear while relays run.
+//! Delivery to endpoints: rows that appear, change and disappear while relays run.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use diesel::Connection;
 use diesel::connection::SimpleConnection;
-use diesel_outbox::destinations::{DeliveryFilter, DestinationFilter, RegisteredDestination};
+use diesel_outbox::endpoints::{DeliveryFilter, Endpoint, EndpointFilter};
 use diesel_outbox::program;
 use diesel_outbox::{Backoff, Destination, NewMessage, ProblemKind, RelayBuilder, RelayHandle};
 use serde_json::json;
@@ -23,22 +23,18 @@ const SOON: Duration = Duration::from_secs(1);
 fn relay(database: &Database) -> RelayBuilder {
     database
         .relay()
-        .registered_threads(16)
-        .configure(|config| config.registered_https_only = false)
-        .configure(|config| config.registered_public_only = false)
+        .endpoint_threads(16)
+        .configure(|config| config.endpoint_https_only = false)
+        .configure(|config| config.endpoint_public_only = false)
 }
 
 fn started(database: &Database) -> RelayHandle {
     relay(database).start().expect("a relay")
 }
 
-fn put(database: &Database, hook: &RegisteredDestination) {
+fn put(database: &Database, hook: &Endpoint) {
     let conn = &mut database.connect();
-    database
-        .outbox()
-        .destinations()
-        .put(conn, hook)
-        .expect("put");
+    database.outbox().endpoints().put(conn, hook).expect("put");
 }
 
 fn of_tenant(tenant: Uuid, n: usize) -> NewMessage {
@@ -66,7 +62,7 @@ fn a_message_goes_to_each_row_whose_topics_tenant_and_filter_it_meets() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let (mine, other) = (Uuid::now_v7(), Uuid::now_v7());
-    let hook = |name: &str| RegisteredDestination::new(name, format!("{}/{name}", receiver.url()));
+    let hook = |name: &str| Endpoint::new(name, format!("{}/{name}", receiver.url()));
     put(&database, &hook("everything"));
     put(&database, &hook("mine").tenant(mine).topics(["order.*"]));
     put(&database, &hook("others").tenant(other));
@@ -109,15 +105,12 @@ fn a_message_goes_to_each_row_whose_topics_tenant_and_filter_it_meets() {
     );
 }
 
-/// R46: a route adds one destination to the registered ones.
+/// R46: a route adds one destination to the endpoints.
 #[test]
 fn routes_and_rows_get_it_both() {
     let database = Database::new();
     let (configured, registered) = (Receiver::ok(), Receiver::ok());
-    put(
-        &database,
-        &RegisteredDestination::new("acme", registered.url()),
-    );
+    put(&database, &Endpoint::new("acme", registered.url()));
     let relay = relay(&database)
         .url(&configured.url())
         .start()
@@ -136,7 +129,7 @@ fn routes_and_rows_get_it_both() {
 fn a_message_without_a_subscriber_is_settled_and_says_so() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let hook = RegisteredDestination::new("acme", receiver.url()).tenant(Uuid::now_v7());
+    let hook = Endpoint::new("acme", receiver.url()).tenant(Uuid::now_v7());
     put(&database, &hook);
     let relay = started(&database);
     database.enqueue_message(of_tenant(Uuid::now_v7(), 1));
@@ -153,7 +146,7 @@ fn a_message_without_a_subscriber_is_settled_and_says_so() {
 fn a_key_without_a_subscriber_is_settled_to_its_end() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let hook = RegisteredDestination::new("acme", receiver.url()).tenant(Uuid::now_v7());
+    let hook = Endpoint::new("acme", receiver.url()).tenant(Uuid::now_v7());
     put(&database, &hook);
     let relay = started(&database);
     for n in 0..50 {
@@ -175,7 +168,7 @@ fn rows_by_plain_sql_are_used_disabled_and_removed_within_a_second() {
     // A row of another topic: without any row, messages would wait for a route.
     put(
         &database,
-        &RegisteredDestination::new("idle", receiver.url()).topics(["none"]),
+        &Endpoint::new("idle", receiver.url()).topics(["none"]),
     );
     eventually("the relays know of the row", || {
         database.enqueue("other", json!({}));
@@ -185,7 +178,7 @@ fn rows_by_plain_sql_are_used_disabled_and_removed_within_a_second() {
 
     let url = receiver.url();
     database.execute(&format!(
-        "INSERT INTO {{o}}_destination (name, url, topics) VALUES ('acme', '{url}', '{{order.*}}')"
+        "INSERT INTO {{o}}_endpoint (name, url, topics) VALUES ('acme', '{url}', '{{order.*}}')"
     ));
     let began = Instant::now();
     while receiver.count() == 0 {
@@ -197,7 +190,7 @@ fn rows_by_plain_sql_are_used_disabled_and_removed_within_a_second() {
     assert!(took < SOON, "used after {took:?}");
 
     // A disabled destination keeps the messages that already name it.
-    database.execute("UPDATE {o}_destination SET enabled = false WHERE name = 'acme'");
+    database.execute("UPDATE {o}_endpoint SET enabled = false WHERE name = 'acme'");
     std::thread::sleep(SOON);
     eventually("all other messages are settled", || {
         database.count("pending") == 0
@@ -213,15 +206,15 @@ fn rows_by_plain_sql_are_used_disabled_and_removed_within_a_second() {
     std::thread::sleep(SOON);
     assert_eq!((receiver.count(), database.count("pending")), (before, 1));
 
-    database.execute("UPDATE {o}_destination SET enabled = true WHERE name = 'acme'");
+    database.execute("UPDATE {o}_endpoint SET enabled = true WHERE name = 'acme'");
     eventually("the message is sent", || receiver.count() == before + 1);
 
-    database.execute("UPDATE {o}_destination SET enabled = false WHERE name = 'acme'");
+    database.execute("UPDATE {o}_endpoint SET enabled = false WHERE name = 'acme'");
     std::thread::sleep(SOON);
     database.execute(
         "INSERT INTO {o} (topic, payload, destination) VALUES ('order.paid', '{}', 'acme')",
     );
-    database.execute("DELETE FROM {o}_destination WHERE name = 'acme'");
+    database.execute("DELETE FROM {o}_endpoint WHERE name = 'acme'");
     eventually("the message has ended", || database.count("dead") == 1);
     for relay in &relays {
         end(relay);
@@ -242,16 +235,13 @@ fn messages_for_a_removed_row_end_even_if_its_name_is_registered_again() {
     let database = Database::new();
     let receiver = Receiver::ok();
     for name in ["acme", "other"] {
-        put(&database, &RegisteredDestination::new(name, receiver.url()));
+        put(&database, &Endpoint::new(name, receiver.url()));
         database.execute(&format!(
             "INSERT INTO {{o}} (topic, payload, destination) VALUES ('order.paid', '{{}}', '{name}')"
         ));
     }
-    database.execute("DELETE FROM {o}_destination");
-    put(
-        &database,
-        &RegisteredDestination::new("other", receiver.url()),
-    );
+    database.execute("DELETE FROM {o}_endpoint");
+    put(&database, &Endpoint::new("other", receiver.url()));
     let relay = started(&database);
     eventually("both messages are settled", || database.count("dead") == 2);
     database.execute(
@@ -276,32 +266,32 @@ fn messages_for_a_removed_row_end_even_if_its_name_is_registered_again() {
 fn a_row_keeps_its_name_and_loses_it_only_with_the_table() {
     let database = Database::new();
     database.execute(
-        "INSERT INTO {o}_destination (name, url) VALUES ('acme', 'https://a.example'), ('other', 'https://a.example')",
+        "INSERT INTO {o}_endpoint (name, url) VALUES ('acme', 'https://a.example'), ('other', 'https://a.example')",
     );
     let sql = |sql: &str| {
         let sql = sql.replace("{o}", &database.name());
         database.connect().batch_execute(&sql)
     };
-    let renamed = sql("UPDATE {o}_destination SET name = 'new' WHERE name = 'acme'");
+    let renamed = sql("UPDATE {o}_endpoint SET name = 'new' WHERE name = 'acme'");
     let error = renamed.expect_err("refused").to_string();
     assert_eq!(
         error,
-        "a registered destination cannot be renamed: insert a new row and delete the old row"
+        "an endpoint cannot be renamed: insert a new row and delete the old row"
     );
-    sql("UPDATE {o}_destination SET name = name, url = 'https://b.example'").expect("changed");
+    sql("UPDATE {o}_endpoint SET name = name, url = 'https://b.example'").expect("changed");
     let removed = || {
         database.text(
             "SELECT string_agg(name, ' ' ORDER BY name) FROM {o}_pause WHERE kind = 'removed'",
         )
     };
     assert_eq!(removed(), None);
-    sql("DELETE FROM {o}_destination WHERE name = 'other'").expect("removed");
-    sql("TRUNCATE {o}_destination").expect("removed");
+    sql("DELETE FROM {o}_endpoint WHERE name = 'other'").expect("removed");
+    sql("TRUNCATE {o}_endpoint").expect("removed");
     assert_eq!(removed().as_deref(), Some("acme other"));
-    sql("INSERT INTO {o}_destination (name, url) VALUES ('acme', 'https://a.example')")
+    sql("INSERT INTO {o}_endpoint (name, url) VALUES ('acme', 'https://a.example')")
         .expect("registered again");
     // As for a copy that must send nothing.
-    sql("TRUNCATE {o}, {o}_dead, {o}_lease, {o}_pause, {o}_destination").expect("emptied");
+    sql("TRUNCATE {o}, {o}_dead, {o}_lease, {o}_pause, {o}_endpoint").expect("emptied");
     assert_eq!(removed(), None);
 }
 
@@ -310,26 +300,26 @@ fn a_row_keeps_its_name_and_loses_it_only_with_the_table() {
 fn a_row_that_no_relay_can_use_is_disabled_and_a_row_against_the_settings_is_refused() {
     let database = Database::new();
     database.execute(
-        "INSERT INTO {o}_destination (name, url, rate) VALUES ('rate', 'https://a.example/', 'often')",
+        "INSERT INTO {o}_endpoint (name, url, rate) VALUES ('rate', 'https://a.example/', 'often')",
     );
-    database.execute("INSERT INTO {o}_destination (name, url) VALUES
+    database.execute("INSERT INTO {o}_endpoint (name, url) VALUES
         ('plain', 'http://a.example/'), ('inside', 'https://10.0.0.7/'), ('good', 'https://a.example/'),
         ('port', 'https://a.example:22/'), ('other', 'https://a.example:8443/'),
         ('metadata', 'https://169.254.169.254/'), ('broken', 'https://a.example:99999/')");
     let relay = database
         .relay()
-        .registered_threads(4)
-        .configure(|config| config.registered_ports = vec![443, 8443])
+        .endpoint_threads(4)
+        .configure(|config| config.endpoint_ports = vec![443, 8443])
         .start()
         .expect("a relay");
     eventually("the unusable rows are disabled", || {
-        database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 3
+        database.number("SELECT count(*) FROM {o}_endpoint WHERE NOT enabled") == 3
     });
     eventually("the others are refused", || refused(&relay).is_some());
     let listed = database
         .outbox()
-        .destinations()
-        .list(&mut database.connect(), &DestinationFilter::default(), 100)
+        .endpoints()
+        .list(&mut database.connect(), &EndpointFilter::default(), 100)
         .expect("the destinations");
     end(&relay);
     let found = |name: &str| listed.iter().find(|one| one.name == name).expect("a row");
@@ -342,14 +332,14 @@ fn a_row_that_no_relay_can_use_is_disabled_and_a_row_against_the_settings_is_ref
         assert!(reason.contains(why), "{name}: {reason}");
     }
     for (name, why) in [
-        ("plain", "OUTBOX_REGISTERED_HTTPS_ONLY"),
+        ("plain", "OUTBOX_ENDPOINT_HTTPS_ONLY"),
         ("inside", "private"),
-        ("port", "OUTBOX_REGISTERED_PORTS"),
+        ("port", "OUTBOX_ENDPOINT_PORTS"),
     ] {
         let problem = found(name).problem.clone().unwrap_or_default();
         assert!(found(name).enabled, "{name}");
         assert!(
-            problem.starts_with("no running relay serves the destination") && problem.contains(why),
+            problem.starts_with("no running relay serves the endpoint") && problem.contains(why),
             "{name}: {problem}"
         );
     }
@@ -358,11 +348,11 @@ fn a_row_that_no_relay_can_use_is_disabled_and_a_row_against_the_settings_is_ref
     }
 }
 
-/// The relay's problem `destination_refused`.
+/// The relay's problem `endpoint_refused`.
 fn refused(relay: &RelayHandle) -> Option<String> {
     let health = relay.health();
     let mut problems = health.problems().iter();
-    let one = problems.find(|one| one.kind == ProblemKind::DestinationRefused)?;
+    let one = problems.find(|one| one.kind == ProblemKind::EndpointRefused)?;
     Some(one.what.clone())
 }
 
@@ -372,14 +362,11 @@ fn settings_of_one_relay_decide_nothing_for_the_others() {
     let database = Database::new();
     let receiver = Receiver::ok();
     for n in 0..3 {
-        put(
-            &database,
-            &RegisteredDestination::new(format!("d{n}"), receiver.url()),
-        );
+        put(&database, &Endpoint::new(format!("d{n}"), receiver.url()));
     }
     let strict = database
         .relay()
-        .registered_threads(4)
+        .endpoint_threads(4)
         .start()
         .expect("a relay");
     for n in 0..4 {
@@ -391,7 +378,7 @@ fn settings_of_one_relay_decide_nothing_for_the_others() {
         database.number("SELECT count(*) FROM {o} WHERE destination <> ''") == 13
     });
     eventually("the problem shows", || {
-        refused(&strict).is_some_and(|what| what.contains("3 registered destinations"))
+        refused(&strict).is_some_and(|what| what.contains("3 endpoints"))
     });
     let conn = &mut database.connect();
     let unserved = || {
@@ -410,7 +397,7 @@ fn settings_of_one_relay_decide_nothing_for_the_others() {
     let found = program::refused_destinations(conn, &database.outbox_name()).expect("an answer");
     assert_eq!(found.len(), 3, "the strict relay still refuses them");
     assert_eq!(
-        database.number("SELECT count(*) FROM {o}_destination WHERE enabled"),
+        database.number("SELECT count(*) FROM {o}_endpoint WHERE enabled"),
         3
     );
     for relay in [&strict, &lenient] {
@@ -426,10 +413,10 @@ fn a_name_that_one_relay_may_not_follow_costs_its_messages_nothing() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let url = receiver.url().replace("127.0.0.1", "localhost");
-    put(&database, &RegisteredDestination::new("acme", url));
+    put(&database, &Endpoint::new("acme", url));
     let strict = relay(&database)
-        .configure(|config| config.registered_public_only = true)
-        .configure(|config| config.registered_max_attempts = 1);
+        .configure(|config| config.endpoint_public_only = true)
+        .configure(|config| config.endpoint_max_attempts = 1);
     let strict = strict.start().expect("a relay");
     let enqueue = |n| database.enqueue_message(of_tenant(Uuid::now_v7(), n));
     (0..5).map(enqueue).for_each(drop);
@@ -467,14 +454,13 @@ fn a_name_that_one_relay_may_not_follow_costs_its_messages_nothing() {
 fn put_warns_where_a_relay_with_its_settings_would_refuse() {
     let database = Database::new();
     let put = |arguments: &[&str], https_only| {
-        let mut command = database.binary(&[&["destination", "put"], arguments].concat());
-        command.env("OUTBOX_REGISTERED_HTTPS_ONLY", https_only);
+        let mut command = database.binary(&[&["endpoint", "put"], arguments].concat());
+        command.env("OUTBOX_ENDPOINT_HTTPS_ONLY", https_only);
         finish(command).code(0)
     };
     let warned = put(&["acme", "http://a.example/"], "true").stdout;
     assert!(
-        warned.contains("would not send to acme")
-            && warned.contains("OUTBOX_REGISTERED_HTTPS_ONLY"),
+        warned.contains("would not send to acme") && warned.contains("OUTBOX_ENDPOINT_HTTPS_ONLY"),
         "{warned}"
     );
     let stored = put(&["acme", "--json"], "true").json();
@@ -492,27 +478,24 @@ fn drain_with_other_settings_disables_nothing_hands_the_messages_back_and_says_s
     let database = Database::new();
     let receiver = Receiver::ok();
     for n in 0..20 {
-        put(
-            &database,
-            &RegisteredDestination::new(format!("d{n}"), receiver.url()),
-        );
+        put(&database, &Endpoint::new(format!("d{n}"), receiver.url()));
     }
     for n in 0..5 {
         database.enqueue("order.paid", json!({ "n": n }));
     }
     let mut drain = database.binary(&["drain", "--quiet"]);
-    drain.env("OUTBOX_REGISTERED_THREADS", "4");
+    drain.env("OUTBOX_ENDPOINT_THREADS", "4");
     let drained = finish(drain).code(1);
     assert!(
         drained
             .stderr
-            .contains("100 due messages for 20 registered destinations were not sent")
-            && drained.stderr.contains("OUTBOX_REGISTERED_HTTPS_ONLY"),
+            .contains("100 due messages for 20 endpoints were not sent")
+            && drained.stderr.contains("OUTBOX_ENDPOINT_HTTPS_ONLY"),
         "{}",
         drained.stderr
     );
     assert_eq!(
-        database.number("SELECT count(*) FROM {o}_destination WHERE enabled"),
+        database.number("SELECT count(*) FROM {o}_endpoint WHERE enabled"),
         20
     );
     assert_eq!(
@@ -534,10 +517,10 @@ fn drain_with_other_settings_disables_nothing_hands_the_messages_back_and_says_s
 fn a_failed_send_is_retried_at_its_destination_only() {
     let database = Database::new();
     let (good, bad) = (Receiver::ok(), Receiver::answering(|_| 500));
-    put(&database, &RegisteredDestination::new("good", good.url()));
-    put(&database, &RegisteredDestination::new("bad", bad.url()));
+    put(&database, &Endpoint::new("good", good.url()));
+    put(&database, &Endpoint::new("bad", bad.url()));
     let relay = relay(&database)
-        .configure(|config| config.registered_max_attempts = 3)
+        .configure(|config| config.endpoint_max_attempts = 3)
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({}));
@@ -554,12 +537,9 @@ fn a_failed_send_is_retried_at_its_destination_only() {
 fn attempts_are_counted_over_the_row_that_follows() {
     let database = Database::new();
     let receiver = Receiver::answering(|_| 500);
-    put(
-        &database,
-        &RegisteredDestination::new("only", receiver.url()),
-    );
+    put(&database, &Endpoint::new("only", receiver.url()));
     let relay = relay(&database)
-        .configure(|config| config.registered_max_attempts = 4)
+        .configure(|config| config.endpoint_max_attempts = 4)
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({}));
@@ -589,14 +569,14 @@ fn each_row_signs_with_its_own_secret_and_never_with_the_relays() {
     let receiver = Receiver::ok();
     put(
         &database,
-        &RegisteredDestination::new("signed", format!("{}/signed", receiver.url())),
+        &Endpoint::new("signed", format!("{}/signed", receiver.url())),
     );
     database.execute(&format!(
-        "INSERT INTO {{o}}_destination (name, url) VALUES ('unsigned', '{}/unsigned')",
+        "INSERT INTO {{o}}_endpoint (name, url) VALUES ('unsigned', '{}/unsigned')",
         receiver.url()
     ));
     let conn = &mut database.connect();
-    let secret = database.outbox().destinations().secret(conn, "signed");
+    let secret = database.outbox().endpoints().secret(conn, "signed");
     let secret = secret.expect("an answer").expect("a secret");
     let relay = started(&database);
     database.enqueue("order.paid", json!({ "n": 1 }));
@@ -626,7 +606,7 @@ fn old_secrets_stop_signing_however_they_are_separated() {
     let separated = [" ", ",", ", "];
     for (n, separator) in separated.iter().enumerate() {
         database.execute(&format!(
-            "INSERT INTO {{o}}_destination (name, url, secret, old_secrets_until)
+            "INSERT INTO {{o}}_endpoint (name, url, secret, old_secrets_until)
              SELECT when_ || {n}, '{}', '{new}{separator}{old}', now() + ago
                FROM (VALUES ('old', interval '-1 s'), ('new', interval '1 h')) AS v(when_, ago)",
             receiver.url()
@@ -645,13 +625,13 @@ fn old_secrets_stop_signing_however_they_are_separated() {
     assert_eq!(signatures, [1, 1, 1, 2, 2, 2]);
 }
 
-/// R46, R23: pauses and breakers work for each registered destination.
+/// R46, R23: pauses and breakers work for each endpoint.
 #[test]
 fn a_paused_destination_waits_and_the_others_do_not() {
     let database = Database::new();
     let (acme, other) = (Receiver::ok(), Receiver::ok());
-    put(&database, &RegisteredDestination::new("acme", acme.url()));
-    put(&database, &RegisteredDestination::new("other", other.url()));
+    put(&database, &Endpoint::new("acme", acme.url()));
+    put(&database, &Endpoint::new("other", other.url()));
     database.execute(
         "INSERT INTO {o}_pause (kind, name, reason) VALUES ('destination', 'acme', 'BY_HAND')",
     );
@@ -677,18 +657,18 @@ fn hanging_destinations_leave_threads_to_the_others() {
     let (hanging, gate) = Receiver::held();
     let good = Receiver::ok();
     for n in 0..24 {
-        let hook = RegisteredDestination::new(format!("hangs-{n}"), hanging.url());
+        let hook = Endpoint::new(format!("hangs-{n}"), hanging.url());
         put(&database, &hook.topics(["bad"]));
     }
     put(
         &database,
-        &RegisteredDestination::new("good", good.url()).topics(["good"]),
+        &Endpoint::new("good", good.url()).topics(["good"]),
     );
     let relay = relay(&database)
-        .registered_threads(8)
+        .endpoint_threads(8)
         .send_timeout(Duration::from_secs(10))
         // Longer than this test waits for anything.
-        .configure(|config| config.registered_timeout = 2 * PATIENCE)
+        .configure(|config| config.endpoint_timeout = 2 * PATIENCE)
         .lease(Duration::from_secs(60))
         .start()
         .expect("a relay");
@@ -703,7 +683,7 @@ fn hanging_destinations_leave_threads_to_the_others() {
     }
     good.wait_for(101);
     for n in 0..20 {
-        let hook = RegisteredDestination::new(format!("new-{n}"), good.url());
+        let hook = Endpoint::new(format!("new-{n}"), good.url());
         put(&database, &hook.topics(["new"]));
     }
     database.enqueue("new", json!({}));
@@ -730,17 +710,17 @@ fn slow_successes_of_one_tenant_leave_threads_to_the_others() {
         _ => 200,
     });
     for n in 0..20 {
-        let hook = RegisteredDestination::new(format!("sleeps-{n}"), sleeping.url());
+        let hook = Endpoint::new(format!("sleeps-{n}"), sleeping.url());
         put(&database, &hook.tenant(slow));
     }
-    let hook = RegisteredDestination::new("good", good.url());
+    let hook = Endpoint::new("good", good.url());
     put(&database, &hook.tenant(other));
     let relay = relay(&database)
-        .registered_threads(8)
+        .endpoint_threads(8)
         .send_timeout(Duration::from_secs(10))
-        .configure(|config| config.registered_timeout = Duration::from_secs(10))
+        .configure(|config| config.endpoint_timeout = Duration::from_secs(10))
         .lease(Duration::from_secs(60))
-        .configure(|config| config.registered_max_attempts = 1)
+        .configure(|config| config.endpoint_max_attempts = 1)
         .start()
         .expect("a relay");
     database.enqueue_message(of_tenant(other, 0));
@@ -786,7 +766,7 @@ fn order_is_kept_at_each_of_them() {
     });
     for name in ["a", "b"] {
         let url = format!("{}/{name}", receiver.url());
-        put(&database, &RegisteredDestination::new(name, url));
+        put(&database, &Endpoint::new(name, url));
     }
     for n in 0..20 {
         let message = NewMessage::new("order.paid", &json!(n)).expect("JSON");
@@ -813,28 +793,22 @@ fn order_is_kept_at_each_of_them() {
 fn a_destination_that_is_gone_is_disabled_and_its_messages_wait() {
     let database = Database::new();
     let (receiver, alarms) = (Receiver::answering(|_| 410), Receiver::ok());
+    put(&database, &Endpoint::new("gone", receiver.url()));
     put(
         &database,
-        &RegisteredDestination::new("gone", receiver.url()),
-    );
-    put(
-        &database,
-        &RegisteredDestination::new("alarms", alarms.url()).topics(["outbox.*"]),
+        &Endpoint::new("alarms", alarms.url()).topics(["outbox.*"]),
     );
     let relay = relay(&database).own_events(true).start().expect("a relay");
     database.enqueue("order.paid", json!({}));
     eventually("the destination is disabled", || {
-        database.number("SELECT count(*) FROM {o}_destination WHERE NOT enabled") == 1
+        database.number("SELECT count(*) FROM {o}_endpoint WHERE NOT enabled") == 1
     });
     let told = alarms.wait_for(1);
     end(&relay);
-    assert_eq!(
-        told[0].header("ce-type"),
-        Some("outbox.destination.disabled")
-    );
+    assert_eq!(told[0].header("ce-type"), Some("outbox.endpoint.disabled"));
     let reason = told[0].json()["reason"].as_str().map(str::to_owned);
     assert!(reason.is_some_and(|reason| reason.starts_with("GONE")));
-    let stored = "SELECT disabled_reason FROM {o}_destination WHERE name = 'gone'";
+    let stored = "SELECT disabled_reason FROM {o}_endpoint WHERE name = 'gone'";
     assert_eq!(
         database.text(stored).as_deref(),
         Some("GONE: the receiver responded with 410")
@@ -844,16 +818,13 @@ fn a_destination_that_is_gone_is_disabled_and_its_messages_wait() {
     assert_eq!((database.count("dead"), waiting), (0, 1));
 }
 
-/// R46: messages for registered destinations have a route, in every report.
+/// R46: messages for endpoints have a route, in every report.
 #[test]
-fn messages_of_registered_destinations_are_not_reported_as_unrouted() {
+fn messages_of_endpoints_are_not_reported_as_unrouted() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    put(
-        &database,
-        &RegisteredDestination::new("acme", receiver.url()),
-    );
-    database.execute("UPDATE {o}_destination SET enabled = false");
+    put(&database, &Endpoint::new("acme", receiver.url()));
+    database.execute("UPDATE {o}_endpoint SET enabled = false");
     let relay = started(&database);
     let waiting = |destination: &str| {
         database.execute(&format!(
@@ -889,7 +860,7 @@ fn a_destination_that_fails_at_ordinary_traffic_is_disabled_however_it_fails() {
         let address = listener.local_addr().expect("an address");
         format!("http://{address}/")
     };
-    let hook = |name: &str, url: &str| put(&database, &RegisteredDestination::new(name, url));
+    let hook = |name: &str, url: &str| put(&database, &Endpoint::new(name, url));
     for (name, receiver) in ["500", "404", "400", "429"].iter().zip(&receivers) {
         hook(name, &receiver.url());
     }
@@ -898,13 +869,12 @@ fn a_destination_that_fails_at_ordinary_traffic_is_disabled_however_it_fails() {
     hook("good", &good.url());
     let after = Duration::from_secs(3);
     let relay = relay(&database)
-        .configure(|config| config.registered_disable_after = after)
-        .configure(|config| config.registered_max_attempts = 1_000_000)
+        .configure(|config| config.endpoint_disable_after = after)
+        .configure(|config| config.endpoint_max_attempts = 1_000_000)
         .start()
         .expect("a relay");
     let began = Instant::now();
-    let disabled =
-        "SELECT string_agg(name, ' ' ORDER BY name) FROM {o}_destination WHERE NOT enabled";
+    let disabled = "SELECT string_agg(name, ' ' ORDER BY name) FROM {o}_endpoint WHERE NOT enabled";
     eventually("all that fail are disabled", || {
         database.enqueue("order.paid", json!({}));
         std::thread::sleep(Duration::from_millis(250));
@@ -913,7 +883,7 @@ fn a_destination_that_fails_at_ordinary_traffic_is_disabled_however_it_fails() {
         now.as_deref() == Some("400 404 429 500 hanging refusing")
     });
     let reasons =
-        database.text("SELECT string_agg(DISTINCT disabled_reason, ' ') FROM {o}_destination");
+        database.text("SELECT string_agg(DISTINCT disabled_reason, ' ') FROM {o}_endpoint");
     assert_eq!(reasons.as_deref(), Some("has failed for 3s"));
     gate.open();
     end(&relay);
@@ -929,13 +899,10 @@ fn the_first_failure_is_written_and_a_success_clears_it() {
         true => 500,
         false => 200,
     });
-    put(
-        &database,
-        &RegisteredDestination::new("acme", receiver.url()),
-    );
-    let updated = "SELECT updated_at::text FROM {o}_destination";
+    put(&database, &Endpoint::new("acme", receiver.url()));
+    let updated = "SELECT updated_at::text FROM {o}_endpoint";
     let before = database.text(updated);
-    let since = "SELECT failing_since::text FROM {o}_destination";
+    let since = "SELECT failing_since::text FROM {o}_endpoint";
     let relays = [started(&database), started(&database)];
     assert_eq!(database.text(since), None);
     database.enqueue("order.paid", json!({}));
@@ -968,16 +935,13 @@ fn the_first_failure_is_written_and_a_success_clears_it() {
 fn who_removes_a_failing_destination_slowly_holds_up_no_other() {
     let database = Database::new();
     let (failing, good) = (Receiver::answering(|_| 500), Receiver::ok());
-    put(
-        &database,
-        &RegisteredDestination::new("acme", failing.url()),
-    );
-    put(&database, &RegisteredDestination::new("good", good.url()));
+    put(&database, &Endpoint::new("acme", failing.url()));
+    put(&database, &Endpoint::new("good", good.url()));
     let relay = started(&database);
     let mut application = database.connect();
     application
         .batch_execute(&format!(
-            "BEGIN; DELETE FROM {}_destination WHERE name = 'acme'",
+            "BEGIN; DELETE FROM {}_endpoint WHERE name = 'acme'",
             database.name()
         ))
         .expect("removed");
@@ -995,7 +959,7 @@ fn who_removes_a_failing_destination_slowly_holds_up_no_other() {
     application.batch_execute("ROLLBACK").expect("kept");
     eventually("the failure is written once the row is free", || {
         database.number(
-            "SELECT count(*) FROM {o}_destination WHERE name = 'acme' AND failing_since IS NOT NULL",
+            "SELECT count(*) FROM {o}_endpoint WHERE name = 'acme' AND failing_since IS NOT NULL",
         ) == 1
     });
     end(&relay);
@@ -1009,17 +973,14 @@ fn a_destination_that_one_relay_alone_cannot_reach_is_not_disabled() {
         std::thread::sleep(Duration::from_millis(500));
         200
     });
-    put(
-        &database,
-        &RegisteredDestination::new("acme", receiver.url()),
-    );
+    put(&database, &Endpoint::new("acme", receiver.url()));
     let after = Duration::from_secs(3);
     let with = |timeout| {
-        let relay = relay(&database).configure(|config| config.registered_max_attempts = 1_000_000);
+        let relay = relay(&database).configure(|config| config.endpoint_max_attempts = 1_000_000);
         let relay = relay
-            .configure(|config| config.registered_disable_after = after)
+            .configure(|config| config.endpoint_disable_after = after)
             .send_timeout(timeout)
-            .configure(|config| config.registered_timeout = timeout);
+            .configure(|config| config.endpoint_timeout = timeout);
         relay.start().expect("a relay")
     };
     let hasty = with(Duration::from_millis(100));
@@ -1037,7 +998,7 @@ fn a_destination_that_one_relay_alone_cannot_reach_is_not_disabled() {
     assert!(patient.stats().delivered > 0, "the patient relay delivers");
     assert!(hasty.stats().retried > 0, "the hasty relay fails");
     assert_eq!(
-        database.number("SELECT count(*) FROM {o}_destination WHERE enabled"),
+        database.number("SELECT count(*) FROM {o}_endpoint WHERE enabled"),
         1
     );
     for relay in [&hasty, &patient] {
@@ -1049,22 +1010,22 @@ fn a_destination_that_one_relay_alone_cannot_reach_is_not_disabled() {
 #[test]
 fn a_new_url_and_enabling_begin_without_failures() {
     let database = Database::new();
-    let since = || database.text("SELECT failing_since::text FROM {o}_destination");
-    let updated = || database.text("SELECT updated_at::text FROM {o}_destination");
+    let since = || database.text("SELECT failing_since::text FROM {o}_endpoint");
+    let updated = || database.text("SELECT updated_at::text FROM {o}_endpoint");
     database.execute(
-        "INSERT INTO {o}_destination (name, url, headers, filter) VALUES ('acme', 'https://a.example', '{\"a\": \"b\"}', '{\"a\": [1]}')",
+        "INSERT INTO {o}_endpoint (name, url, headers, filter) VALUES ('acme', 'https://a.example', '{\"a\": \"b\"}', '{\"a\": [1]}')",
     );
     for change in ["url = 'https://b.example'", "enabled = true"] {
-        database.execute("UPDATE {o}_destination SET enabled = false");
+        database.execute("UPDATE {o}_endpoint SET enabled = false");
         let before = updated();
-        database.execute("UPDATE {o}_destination SET failing_since = now()");
+        database.execute("UPDATE {o}_endpoint SET failing_since = now()");
         assert_eq!(updated(), before);
         assert!(since().is_some());
         database.execute(&format!(
-            "UPDATE {{o}}_destination SET description = $${change}$$, failing_since = now() - interval '1 h'",
+            "UPDATE {{o}}_endpoint SET description = $${change}$$, failing_since = now() - interval '1 h'",
         ));
         assert_ne!(updated(), before);
-        database.execute(&format!("UPDATE {{o}}_destination SET {change}"));
+        database.execute(&format!("UPDATE {{o}}_endpoint SET {change}"));
         assert_eq!(since(), None, "{change}");
     }
 }
@@ -1082,7 +1043,7 @@ fn a_new_url_and_enabling_end_the_pauses_of_the_receiver() {
         }
     });
     let good = Receiver::ok();
-    put(&database, &RegisteredDestination::new("acme", busy.url()));
+    put(&database, &Endpoint::new("acme", busy.url()));
     let relay = started(&database);
     let paused = "SELECT count(*) FROM {o}_pause WHERE kind = 'destination'";
     let is_paused = || {
@@ -1100,16 +1061,16 @@ fn a_new_url_and_enabling_end_the_pauses_of_the_receiver() {
         });
     };
     is_paused();
-    put(&database, &RegisteredDestination::new("acme", good.url()));
+    put(&database, &Endpoint::new("acme", good.url()));
     reaches(&good);
-    put(&database, &RegisteredDestination::new("acme", busy.url()));
+    put(&database, &Endpoint::new("acme", busy.url()));
     is_paused();
     is_good.store(true, Ordering::SeqCst);
-    database.execute("UPDATE {o}_destination SET enabled = false");
-    database.execute("UPDATE {o}_destination SET enabled = true");
+    database.execute("UPDATE {o}_endpoint SET enabled = false");
+    database.execute("UPDATE {o}_endpoint SET enabled = true");
     reaches(&busy);
     finish(database.binary(&["pause", "destination", "acme"])).code(0);
-    put(&database, &RegisteredDestination::new("acme", good.url()));
+    put(&database, &Endpoint::new("acme", good.url()));
     assert_eq!(database.number(paused), 1);
     end(&relay);
 }
@@ -1119,7 +1080,7 @@ fn a_new_url_and_enabling_end_the_pauses_of_the_receiver() {
 fn a_filter_reads_any_payload() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let hook = |name: &str| RegisteredDestination::new(name, format!("{}/{name}", receiver.url()));
+    let hook = |name: &str| Endpoint::new(name, format!("{}/{name}", receiver.url()));
     put(&database, &hook("all"));
     put(
         &database,
@@ -1152,10 +1113,7 @@ fn a_row_with_the_name_of_a_configured_destination_waits_for_another_relay() {
     let database = Database::new();
     let (configured, registered) = (Receiver::ok(), Receiver::ok());
     for name in ["acme", "other"] {
-        put(
-            &database,
-            &RegisteredDestination::new(name, registered.url()),
-        );
+        put(&database, &Endpoint::new(name, registered.url()));
     }
     let acme = Destination::new("acme", &configured.url()).expect("a URL");
     let namesake = relay(&database)
@@ -1199,7 +1157,7 @@ fn a_row_with_the_name_of_a_configured_destination_waits_for_another_relay() {
     end(&other);
     assert_eq!(database.number("SELECT max(attempts) FROM {o}_ledger"), 1);
     assert_eq!(
-        database.number("SELECT count(*) FROM {o}_destination WHERE enabled"),
+        database.number("SELECT count(*) FROM {o}_endpoint WHERE enabled"),
         2
     );
 }
@@ -1210,10 +1168,7 @@ fn a_row_with_the_name_of_a_configured_destination_waits_for_another_relay() {
 fn messages_of_a_removed_row_end_and_those_for_its_namesake_wait() {
     let database = Database::new();
     let (configured, registered) = (Receiver::ok(), Receiver::ok());
-    put(
-        &database,
-        &RegisteredDestination::new("acme", registered.url()),
-    );
+    put(&database, &Endpoint::new("acme", registered.url()));
     let of_route = "INSERT INTO {o} (topic, destination, registration, payload)
         VALUES ('order.paid', 'acme', '00000000-0000-0000-0000-000000000000', '1')";
     database.execute(of_route);
@@ -1223,11 +1178,8 @@ fn messages_of_a_removed_row_end_and_those_for_its_namesake_wait() {
         relay.start().expect("a relay")
     };
     let without = started(&database);
-    database.execute("DELETE FROM {o}_destination");
-    put(
-        &database,
-        &RegisteredDestination::new("other", registered.url()),
-    );
+    database.execute("DELETE FROM {o}_endpoint");
+    put(&database, &Endpoint::new("other", registered.url()));
     database.enqueue("member.joined", json!({}));
     eventually("the relay has read that the row is gone", || {
         registered.count() == 1
@@ -1256,7 +1208,7 @@ fn messages_of_a_removed_row_end_and_those_for_its_namesake_wait() {
 fn put_refuses_a_name_that_the_settings_of_a_running_relay_have() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let before = RegisteredDestination::new("before", receiver.url());
+    let before = Endpoint::new("before", receiver.url());
     put(&database, &before);
     let configured = |name| Destination::new(name, &receiver.url()).expect("a URL");
     let relay = relay(&database)
@@ -1266,15 +1218,15 @@ fn put_refuses_a_name_that_the_settings_of_a_running_relay_have() {
         .expect("a relay");
     let outbox = database.outbox();
     let conn = &mut database.connect();
-    let billing = RegisteredDestination::new("billing", receiver.url());
-    let error = outbox.destinations().put(conn, &billing);
+    let billing = Endpoint::new("billing", receiver.url());
+    let error = outbox.endpoints().put(conn, &billing);
     let error = error.expect_err("refused").to_string();
     assert!(
         error.contains("destinations.billing.name") && error.contains("choose another one"),
         "{error}"
     );
     let tenant = Uuid::now_v7();
-    let error = outbox.destinations().of_tenant(tenant).put(conn, &billing);
+    let error = outbox.endpoints().of_tenant(tenant).put(conn, &billing);
     let error = error.expect_err("refused").public_error();
     assert_eq!(error, "name: the name is not available");
     // A row that is there already can be changed.
@@ -1289,7 +1241,7 @@ fn a_message_for_a_row_that_was_just_put_again_is_not_dead_lettered() {
     let database = Database::new();
     let receiver = Receiver::ok();
     let again = || {
-        let acme = RegisteredDestination::new("acme", receiver.url());
+        let acme = Endpoint::new("acme", receiver.url());
         put(&database, &acme);
     };
     let enqueue = || {
@@ -1300,10 +1252,10 @@ fn a_message_for_a_row_that_was_just_put_again_is_not_dead_lettered() {
     let is_empty = || database.number("SELECT count(*) FROM {o}") == 0;
     again();
     // As if the listener had just lost its connection.
-    database.execute("ALTER TABLE {o}_destination DISABLE TRIGGER outbox_destination_wake");
+    database.execute("ALTER TABLE {o}_endpoint DISABLE TRIGGER outbox_endpoint_wake");
     let relay = started(&database);
     for _ in 0..5 {
-        database.execute("DELETE FROM {o}_destination");
+        database.execute("DELETE FROM {o}_endpoint");
         let dead = database.count("dead");
         eventually("the relay knows that the row is gone", || {
             enqueue();
@@ -1328,10 +1280,10 @@ fn a_new_topic_does_not_wait_beside_a_hundred_thousand_lanes() {
     let receiver = Receiver::ok();
     put(
         &database,
-        &RegisteredDestination::new("new", receiver.url()).topics(["new.*"]),
+        &Endpoint::new("new", receiver.url()).topics(["new.*"]),
     );
     database.execute(
-        "INSERT INTO {o}_destination (name, url, enabled)
+        "INSERT INTO {o}_endpoint (name, url, enabled)
          SELECT 'd' || n, 'https://nobody.example', false FROM generate_series(1, 10000) n",
     );
     database.execute(
@@ -1354,18 +1306,15 @@ fn a_url_that_leads_inside_when_it_is_used_gets_nothing() {
     let inside = Receiver::ok();
     let port = inside.url().rsplit(':').next().expect("a port").to_owned();
     let name_inside = format!("https://localhost:{}", port.trim_end_matches('/'));
+    put(&database, &Endpoint::new("named", &name_inside));
     put(
         &database,
-        &RegisteredDestination::new("named", &name_inside),
-    );
-    put(
-        &database,
-        &RegisteredDestination::new("changed", "https://hooks.invalid/"),
+        &Endpoint::new("changed", "https://hooks.invalid/"),
     );
     let relay = relay(&database)
-        .configure(|config| config.registered_https_only = true)
-        .configure(|config| config.registered_public_only = true)
-        .configure(|config| config.registered_max_attempts = 1_000_000)
+        .configure(|config| config.endpoint_https_only = true)
+        .configure(|config| config.endpoint_public_only = true)
+        .configure(|config| config.endpoint_max_attempts = 1_000_000)
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({}));
@@ -1376,7 +1325,7 @@ fn a_url_that_leads_inside_when_it_is_used_gets_nothing() {
     });
     let literal = inside.url().replace("http://", "https://");
     database.execute(&format!(
-        "UPDATE {{o}}_destination SET url = '{literal}' WHERE name = 'changed'"
+        "UPDATE {{o}}_endpoint SET url = '{literal}' WHERE name = 'changed'"
     ));
     eventually("the other destination is refused", || {
         refused(&relay).is_some()
@@ -1390,7 +1339,7 @@ fn a_url_that_leads_inside_when_it_is_used_gets_nothing() {
         "another relay may send to the first destination"
     );
     let (outbox, filter) = (database.outbox(), DeliveryFilter::default());
-    let deliveries = outbox.destinations();
+    let deliveries = outbox.endpoints();
     for name in ["named", "changed"] {
         let page = deliveries
             .deliveries(&mut database.connect(), name, &filter, 10)
@@ -1406,10 +1355,7 @@ fn a_url_that_leads_inside_when_it_is_used_gets_nothing() {
 /// A destination of which the relay has claimed messages that no thread has sent, its receiver, and its gate.
 fn queued(database: &Database) -> (RelayHandle, Receiver, Gate) {
     let (receiver, gate) = Receiver::held();
-    put(
-        database,
-        &RegisteredDestination::new("acme", receiver.url()),
-    );
+    put(database, &Endpoint::new("acme", receiver.url()));
     let relay = started(database);
     database.enqueue_many(12);
     receiver.wait_for(1);
@@ -1424,12 +1370,12 @@ fn queued(database: &Database) -> (RelayHandle, Receiver, Gate) {
 fn claimed_messages_of_a_disabled_row_wait_for_it() {
     let database = Database::new();
     let (relay, receiver, gate) = queued(&database);
-    database.execute("UPDATE {o}_destination SET enabled = false");
+    database.execute("UPDATE {o}_endpoint SET enabled = false");
     eventually("no claimed message waits for a thread", || {
         gate.open();
         database.number("SELECT count(*) FROM {o} WHERE locked_by IS NOT NULL") == 0
     });
-    database.execute("UPDATE {o}_destination SET enabled = true");
+    database.execute("UPDATE {o}_endpoint SET enabled = true");
     eventually("all are delivered", || database.count("delivered") == 12);
     end(&relay);
     assert_eq!(receiver.count(), 12);
@@ -1446,16 +1392,18 @@ fn a_message_that_a_crashed_relay_sent_to_its_only_destination_stays_addressed_w
 {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let acme = RegisteredDestination::new("acme", receiver.url()).filter(json!({"n": [7]}));
+    let acme = Endpoint::new("acme", receiver.url()).filter(json!({"n": [7]}));
     put(&database, &acme);
-    database.execute("INSERT INTO {o}_destination (name, url, enabled) VALUES ('off', 'http://a.example', false)");
+    database.execute(
+        "INSERT INTO {o}_endpoint (name, url, enabled) VALUES ('off', 'http://a.example', false)",
+    );
     database.execute(
         "INSERT INTO {o}_lease (relay, expires_at) VALUES ('dead:1', now() - interval '1 s')",
     );
     database.execute(
         "INSERT INTO {o} (topic, payload, locked_by, locked_at) SELECT 'order.paid', '{\"n\": 7}', id, now() FROM {o}_lease",
     );
-    database.execute("UPDATE {o}_destination SET enabled = false WHERE name = 'acme'");
+    database.execute("UPDATE {o}_endpoint SET enabled = false WHERE name = 'acme'");
     // Enqueued after that: it is for nobody.
     database.enqueue("order.paid", json!({ "n": 7 }));
     let relay = started(&database);
@@ -1465,7 +1413,7 @@ fn a_message_that_a_crashed_relay_sent_to_its_only_destination_stays_addressed_w
     eventually("the other message waits for its destination", || {
         database.number("SELECT count(*) FROM {o} WHERE destination = 'acme'") == 1
     });
-    database.execute("UPDATE {o}_destination SET enabled = true WHERE name = 'acme'");
+    database.execute("UPDATE {o}_endpoint SET enabled = true WHERE name = 'acme'");
     eventually("the message is delivered", || {
         database.count("delivered") == 1
     });
@@ -1479,7 +1427,7 @@ fn a_message_that_a_crashed_relay_sent_to_its_only_destination_stays_addressed_w
 fn claimed_messages_of_a_removed_row_end_in_the_ledger() {
     let database = Database::new();
     let (relay, receiver, gate) = queued(&database);
-    database.execute("DELETE FROM {o}_destination");
+    database.execute("DELETE FROM {o}_endpoint");
     eventually("all are settled", || {
         gate.open();
         database.number("SELECT count(*) FROM {o}") == 0
@@ -1498,10 +1446,7 @@ fn messages_sent_again_to_a_destination_removed_long_ago_end_in_the_ledger() {
         true => 200,
         false => 400,
     });
-    put(
-        &database,
-        &RegisteredDestination::new("acme", receiver.url()),
-    );
+    put(&database, &Endpoint::new("acme", receiver.url()));
     let relay = database.keeping_relay().start().expect("a relay");
     for n in [1, 2] {
         database.enqueue("order.paid", json!({ "n": n }));
@@ -1510,7 +1455,7 @@ fn messages_sent_again_to_a_destination_removed_long_ago_end_in_the_ledger() {
         (database.count("delivered"), database.count("dead")) == (1, 1)
     });
     end(&relay);
-    database.execute("DELETE FROM {o}_destination");
+    database.execute("DELETE FROM {o}_endpoint");
     database.execute("DELETE FROM {o}_pause WHERE kind = 'removed'");
     let relay = started(&database);
     finish(database.binary(&["dead", "requeue", "--all", "--yes"])).code(0);
@@ -1531,7 +1476,7 @@ fn a_paused_tenant_gets_nothing_until_it_is_resumed() {
     let hook = |name: &str, receiver: &Receiver, tenant| {
         put(
             &database,
-            &RegisteredDestination::new(name, receiver.url()).tenant(tenant),
+            &Endpoint::new(name, receiver.url()).tenant(tenant),
         );
     };
     hook("mine", &paused, tenant);
@@ -1577,11 +1522,11 @@ fn fan_outs_of_one_tenant_keep_no_message_of_another_from_being_claimed() {
     let receiver = Receiver::ok();
     let (large, small) = (Uuid::now_v7(), Uuid::now_v7());
     for name in ["one", "two"] {
-        let hook = RegisteredDestination::new(name, receiver.url()).tenant(small);
+        let hook = Endpoint::new(name, receiver.url()).tenant(small);
         put(&database, &hook);
     }
     database.execute(&format!(
-        "INSERT INTO {{o}}_destination (name, url, tenant_id)
+        "INSERT INTO {{o}}_endpoint (name, url, tenant_id)
          SELECT 'large-' || n, 'https://nobody.example', '{large}' FROM generate_series(1, 1000) n"
     ));
     database.execute(&format!(
@@ -1606,14 +1551,9 @@ fn a_failed_message_names_its_destination() {
         Some(1) => 400,
         _ => 500,
     });
-    put(
-        &database,
-        &RegisteredDestination::new("acme", receiver.url()),
-    );
+    put(&database, &Endpoint::new("acme", receiver.url()));
     let relay = relay(&database)
-        .configure(|config| {
-            config.registered_backoff = Backoff::Table(vec![Duration::from_secs(1)])
-        })
+        .configure(|config| config.endpoint_backoff = Backoff::Table(vec![Duration::from_secs(1)]))
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({ "n": 1 }));
@@ -1621,7 +1561,7 @@ fn a_failed_message_names_its_destination() {
     eventually("one is dead and one waits", || {
         (database.count("dead"), database.count("retrying")) == (1, 1)
     });
-    database.execute("UPDATE {o}_destination SET enabled = false");
+    database.execute("UPDATE {o}_endpoint SET enabled = false");
     assert_eq!(
         database
             .text("SELECT named_destination FROM {o}_dead")
@@ -1655,13 +1595,10 @@ fn a_repeated_key_is_not_sent_again_after_a_retry() {
         0 => 500,
         _ => 200,
     });
-    put(
-        &database,
-        &RegisteredDestination::new("acme", receiver.url()),
-    );
+    put(&database, &Endpoint::new("acme", receiver.url()));
     let relay = relay(&database)
         .configure(|config| {
-            config.registered_backoff = Backoff::Table(vec![Duration::from_millis(10)])
+            config.endpoint_backoff = Backoff::Table(vec![Duration::from_millis(10)])
         })
         .start()
         .expect("a relay");
@@ -1685,21 +1622,21 @@ fn a_repeated_key_is_not_sent_again_after_a_retry() {
 fn a_message_of_the_transaction_that_registers_its_destination_gets_there() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let other = RegisteredDestination::new("other", receiver.url()).topics(["never"]);
+    let other = Endpoint::new("other", receiver.url()).topics(["never"]);
     put(&database, &other);
     let relay = started(&database);
     // The relay knows the lane.
     database.enqueue("order.paid", json!({}));
     eventually("nobody wants it", || database.count("no_subscriber") == 1);
     for n in 0..10 {
-        let hook = RegisteredDestination::new(format!("acme-{n}"), receiver.url())
+        let hook = Endpoint::new(format!("acme-{n}"), receiver.url())
             .topics([format!("order.paid.{n}"), "order.paid".to_owned()]);
         let conn = &mut database.connect();
         let outbox = database.outbox();
         conn.transaction::<(), Box<dyn std::error::Error>, _>(|conn| {
             let before = format!("acme-{}", n - 1);
-            outbox.destinations().remove(conn, &before)?;
-            outbox.destinations().put(conn, &hook)?;
+            outbox.endpoints().remove(conn, &before)?;
+            outbox.endpoints().put(conn, &hook)?;
             outbox.enqueue(conn, NewMessage::new("order.paid", &json!({ "n": n }))?)?;
             Ok(())
         })
@@ -1715,13 +1652,13 @@ fn a_message_of_the_transaction_that_registers_its_destination_gets_there() {
 fn a_message_goes_to_a_destination_that_was_registered_in_the_future() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    let hook = |name: &str| RegisteredDestination::new(name, receiver.url());
+    let hook = |name: &str| Endpoint::new(name, receiver.url());
     put(&database, &hook("all"));
     put(
         &database,
         &hook("some").filter(json!({"n": [{"numeric": [">", 1]}]})),
     );
-    database.execute("UPDATE {o}_destination SET created_at = now() + interval '1 h'");
+    database.execute("UPDATE {o}_endpoint SET created_at = now() + interval '1 h'");
     let relay = started(&database);
     for n in [1, 2] {
         database.enqueue("order.paid", json!({ "n": n }));
@@ -1744,7 +1681,7 @@ fn a_message_for_a_destination_of_one_tenant_never_reaches_one_of_another() {
     for is_registered_again in [true, false] {
         let database = Database::new();
         let receiver = Receiver::ok();
-        let hook = RegisteredDestination::new("hook", receiver.url());
+        let hook = Endpoint::new("hook", receiver.url());
         put(&database, &hook.clone().tenant(mine));
         for n in 0..3 {
             database.enqueue_message(of_tenant(mine, n).destination("hook"));
@@ -1756,7 +1693,7 @@ fn a_message_for_a_destination_of_one_tenant_never_reaches_one_of_another() {
         );
         match is_registered_again {
             true => {
-                database.execute("DELETE FROM {o}_destination");
+                database.execute("DELETE FROM {o}_endpoint");
                 put(&database, &hook.tenant(other));
             }
             false => put(&database, &hook.tenant(other)),
@@ -1780,7 +1717,7 @@ fn a_message_for_a_destination_of_one_tenant_never_reaches_one_of_another() {
 fn a_message_for_a_registration_never_reaches_another_of_the_same_name() {
     let database = Database::new();
     let ((first, gate), second) = (Receiver::held(), Receiver::ok());
-    put(&database, &RegisteredDestination::new("hook", first.url()));
+    put(&database, &Endpoint::new("hook", first.url()));
     let relay = started(&database);
     // One is being sent, and others are claimed, by topic and by name.
     database.enqueue_many(3);
@@ -1792,10 +1729,10 @@ fn a_message_for_a_registration_never_reaches_another_of_the_same_name() {
     eventually("others are claimed", || {
         database.number("SELECT count(*) FROM {o} WHERE locked_by IS NOT NULL") > 2
     });
-    database.execute("DELETE FROM {o}_destination");
+    database.execute("DELETE FROM {o}_endpoint");
     put(
         &database,
-        &RegisteredDestination::new("hook", second.url()).topics(["invoice.*"]),
+        &Endpoint::new("hook", second.url()).topics(["invoice.*"]),
     );
     gate.open();
     eventually("all are settled", || {
@@ -1803,7 +1740,7 @@ fn a_message_for_a_registration_never_reaches_another_of_the_same_name() {
         database.number("SELECT count(*) FROM {o}") == 0
     });
     // A change of the row is no other registration.
-    database.execute("UPDATE {o}_destination SET topics = '{*}', description = 'mine'");
+    database.execute("UPDATE {o}_endpoint SET topics = '{*}', description = 'mine'");
     database.execute(
         "INSERT INTO {o} (topic, payload, destination) VALUES ('order.paid', '{}', 'hook')",
     );
@@ -1825,17 +1762,15 @@ fn a_message_for_a_registration_never_reaches_another_of_the_same_name() {
 fn a_failed_message_stays_with_its_registration() {
     let database = Database::new();
     let (first, second) = (Receiver::answering(|_| 500), Receiver::ok());
-    put(&database, &RegisteredDestination::new("hook", first.url()));
+    put(&database, &Endpoint::new("hook", first.url()));
     let relay = relay(&database)
-        .configure(|config| {
-            config.registered_backoff = Backoff::Table(vec![Duration::from_secs(2)])
-        })
+        .configure(|config| config.endpoint_backoff = Backoff::Table(vec![Duration::from_secs(2)]))
         .start()
         .expect("a relay");
     database.enqueue("order.paid", json!({}));
     eventually("an attempt has failed", || database.count("retrying") == 1);
-    database.execute("DELETE FROM {o}_destination");
-    put(&database, &RegisteredDestination::new("hook", second.url()));
+    database.execute("DELETE FROM {o}_endpoint");
+    put(&database, &Endpoint::new("hook", second.url()));
     database.execute("UPDATE {o} SET available_at = now()");
     eventually("it has ended", || database.count("dead") == 1);
     end(&relay);
@@ -1852,11 +1787,8 @@ fn a_panic_in_the_turns_of_a_destination_ends_its_sends_here_and_nothing_else() 
         stream.write_all(b"HTTP/1.1 429 Slow\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n")
     });
     let good = Receiver::ok();
-    put(
-        &database,
-        &RegisteredDestination::new(crate::traces::PANICS, busy.url()),
-    );
-    put(&database, &RegisteredDestination::new("good", good.url()));
+    put(&database, &Endpoint::new(crate::traces::PANICS, busy.url()));
+    put(&database, &Endpoint::new("good", good.url()));
     let relay = started(&database);
     for number in 0..20 {
         database.enqueue("order.paid", json!({ "n": number }));
@@ -1876,7 +1808,7 @@ fn a_panic_in_the_turns_of_a_destination_ends_its_sends_here_and_nothing_else() 
     );
     eventually("none of them is lost", || database.number(&left) == 21);
     assert!(relay.health().is_live());
-    let enabled = "SELECT count(*) FROM {o}_destination WHERE enabled";
+    let enabled = "SELECT count(*) FROM {o}_endpoint WHERE enabled";
     assert_eq!(database.number(enabled), 2);
     let sent = busy.count();
     assert!(sent <= 4, "{sent} were sent after the panic");
@@ -1888,18 +1820,15 @@ fn a_panic_in_the_turns_of_a_destination_ends_its_sends_here_and_nothing_else() 
 fn a_destination_with_a_time_without_end_is_shown_and_served() {
     let database = Database::new();
     let receiver = Receiver::ok();
-    put(
-        &database,
-        &RegisteredDestination::new("odd", receiver.url()),
-    );
+    put(&database, &Endpoint::new("odd", receiver.url()));
     database.execute(
-        "UPDATE {o}_destination SET created_at = '-infinity', verified_at = 'infinity', old_secrets_until = '-infinity'",
+        "UPDATE {o}_endpoint SET created_at = '-infinity', verified_at = 'infinity', old_secrets_until = '-infinity'",
     );
     for arguments in [
-        ["destination", "list", "--json"].as_slice(),
-        &["destination", "list"],
-        &["destination", "show", "odd"],
-        &["destination", "show", "odd", "--json"],
+        ["endpoint", "list", "--json"].as_slice(),
+        &["endpoint", "list"],
+        &["endpoint", "show", "odd"],
+        &["endpoint", "show", "odd", "--json"],
     ] {
         let shown = finish(database.binary(arguments)).code(0).stdout;
         assert!(shown.contains("odd"), "{arguments:?}: {shown}");
@@ -1910,11 +1839,11 @@ fn a_destination_with_a_time_without_end_is_shown_and_served() {
     end(&relay);
     // Relays compare these, and no clock shows them.
     for sql in [
-        "INSERT INTO {o}_destination (name, url, updated_at) VALUES ('a', 'https://a.example/', '-infinity')",
-        "UPDATE {o}_destination SET failing_since = 'infinity'",
+        "INSERT INTO {o}_endpoint (name, url, updated_at) VALUES ('a', 'https://a.example/', '-infinity')",
+        "UPDATE {o}_endpoint SET failing_since = 'infinity'",
     ] {
         let refused = database.refused(sql);
-        let constraint = "outbox_destination_times_are_of_a_clock";
+        let constraint = "outbox_endpoint_times_are_of_a_clock";
         assert!(refused.contains(constraint), "{refused}");
     }
 }
@@ -1924,14 +1853,14 @@ fn a_destination_with_a_time_without_end_is_shown_and_served() {
 fn a_change_without_ordinary_triggers_is_noticed_too() {
     let database = Database::new();
     let [old, new] = [(); 2].map(|()| Receiver::ok());
-    put(&database, &RegisteredDestination::new("moved", old.url()));
+    put(&database, &Endpoint::new("moved", old.url()));
     let relay = started(&database);
     database.enqueue("order.paid", json!({ "n": 1 }));
     eventually("the first is delivered", || old.count() == 1);
     let conn = &mut database.connect();
     let change = format!(
         "BEGIN; SET LOCAL session_replication_role = replica;
-         UPDATE {}_destination SET url = '{}'; COMMIT",
+         UPDATE {}_endpoint SET url = '{}'; COMMIT",
         database.name(),
         new.url()
     );

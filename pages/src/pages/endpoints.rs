@@ -1,4 +1,4 @@
-//! Registered destinations: a searchable list, and a page for each destination with its deliveries.
+//! Endpoints: a searchable list, and a page for each endpoint with its deliveries.
 
 pub(super) mod change;
 pub(super) mod edit;
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant, SystemTime};
 use diesel::PgConnection;
 use diesel_outbox::admin::Place;
 use diesel_outbox::config::Verification;
-use diesel_outbox::destinations::{
-    Deliveries, Delivery, DeliveryCount, DeliveryFilter, DestinationError, DestinationFilter,
-    DestinationState, Destinations, RegisteredDestination,
+use diesel_outbox::endpoints::{
+    Deliveries, Delivery, DeliveryCount, DeliveryFilter, Endpoint, EndpointError, EndpointFilter,
+    EndpointState, Endpoints,
 };
 use diesel_outbox::program::{self, PolicyOption};
 use diesel_outbox::{Outbox, OutboxName};
@@ -30,47 +30,47 @@ use crate::{Guest, Site, text};
 
 /// Rows per page.
 const PAGE: usize = 50;
-/// Destinations that a page reads to find a text, if parts of them are hidden from the guest. The next page continues.
+/// Endpoints that a page reads to find a text, if parts of them are hidden from the guest. The next page continues.
 const MOST_READ: usize = 10_000;
 /// Deliveries of the last hour are counted in `WINDOWS` steps of this length.
 const WINDOW: Duration = Duration::from_secs(120);
 const WINDOWS: usize = 30;
 
-/// The address of the page of a destination.
+/// The address of the page of an endpoint.
 fn page_of(name: &str) -> String {
-    link("/destinations", &[("name", name)])
+    link("/endpoints", &[("name", name)])
 }
 
-/// Runs work on registered destinations with one of these connections.
+/// Runs work on endpoints with one of these connections.
 pub(super) fn on<T>(
     visit: &Visit<'_>,
     database: &Database,
-    work: impl FnOnce(&mut PgConnection, &OutboxName, Destinations<'_>) -> Result<T, DestinationError>,
+    work: impl FnOnce(&mut PgConnection, &OutboxName, Endpoints<'_>) -> Result<T, EndpointError>,
 ) -> Result<T, Refusal> {
     let done = visit.run(database, |conn, name| {
         let outbox = Outbox::from(name.clone());
-        let destinations = outbox.destinations();
+        let destinations = outbox.endpoints();
         match work(
             conn,
             name,
             destinations.with_keys(&visit.site.config.secret_keys),
         ) {
-            Err(DestinationError::Database(error)) => Err(error.into()),
+            Err(EndpointError::Database(error)) => Err(error.into()),
             done => Ok(done),
         }
     });
-    done?.map_err(Refusal::Destination)
+    done?.map_err(Refusal::Endpoint)
 }
 
-fn no_destination(name: &str) -> Refusal {
-    Refusal::Missing(format!("There is no registered destination {name:?}."))
+fn no_endpoint(name: &str) -> Refusal {
+    Refusal::Missing(format!("There is no endpoint {name:?}."))
 }
 
-pub(super) fn get(visit: &Visit<'_>, name: &str) -> Result<RegisteredDestination, Refusal> {
+pub(super) fn get(visit: &Visit<'_>, name: &str) -> Result<Endpoint, Refusal> {
     let found = on(visit, &visit.site.searches, |conn, _, destinations| {
         destinations.get(conn, name)
     })?;
-    found.ok_or_else(|| no_destination(name))
+    found.ok_or_else(|| no_endpoint(name))
 }
 
 pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
@@ -83,36 +83,36 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
 /// The fields of the filter.
 pub(super) const NAMES: &[&str] = &["q", "tenant", "state"];
 
-fn filter(asked: Asked<'_>, after: Option<&str>) -> Result<DestinationFilter, Wrong> {
+fn filter(asked: Asked<'_>, after: Option<&str>) -> Result<EndpointFilter, Wrong> {
     let state = asked.read("state", |word| match word.parse() {
         Ok(state) => Ok(Some(state)),
         Err(_) => Err(format!(
             "{word:?} is not a state: expected active, failing, paused, unverified or disabled"
         )),
     })?;
-    Ok(DestinationFilter::default()
+    Ok(EndpointFilter::default()
         .search(asked.given("q"))
         .tenant_id(asked.tenant()?)
         .state(state)
         .after(after.map(str::to_owned)))
 }
 
-/// Whether the guest sees the text in this destination.
-fn is_seen(guest: &Guest, text: &str, one: &RegisteredDestination) -> bool {
+/// Whether the guest sees the text in this endpoint.
+fn is_seen(guest: &Guest, text: &str, one: &Endpoint) -> bool {
     let description = one.description.as_deref().unwrap_or_default();
     let url = url(guest, one);
     let mut seen = [one.name.as_str(), description, &url].into_iter();
     seen.any(|seen| seen.to_lowercase().contains(text))
 }
 
-/// A page of the destinations that the guest asks for, and the name after which the next page begins. Only what the guest
-/// sees of a destination counts: neither the rows nor the next page tell what is hidden of a URL.
+/// A page of the endpoints that the guest asks for, and the name after which the next page begins. Only what the guest
+/// sees of an endpoint counts: neither the rows nor the next page tell what is hidden of a URL.
 pub(super) fn search(
     visit: &Visit<'_>,
     asked: Asked<'_>,
     after: Option<&str>,
     limit: usize,
-) -> Result<(Vec<RegisteredDestination>, Option<String>), Refusal> {
+) -> Result<(Vec<Endpoint>, Option<String>), Refusal> {
     let filter = filter(asked, after)?;
     let text = asked.get("q").to_lowercase();
     // The database would find what is hidden, too.
@@ -140,21 +140,21 @@ fn all(visit: &Visit<'_>) -> Result<Response, Refusal> {
     };
     let content = html! {
         div.title {
-            h1 { "Registered destinations" }
-            @if visit.guest.rights.act { a.button href="/destinations/edit" { "Register a destination" } }
+            h1 { "Endpoints" }
+            @if visit.guest.rights.act { a.button href="/endpoints/edit" { "Register an endpoint" } }
         }
-        (asked.form("/destinations", "Search destinations", "Search", &fields))
+        (asked.form("/endpoints", "Search endpoints", "Search", &fields))
         (list(
             ("rows", "Sorted by name"),
-            after.map(|_| asked.link("/destinations", &[])),
+            after.map(|_| asked.link("/endpoints", &[])),
             &rows(visit, &found),
-            next.map(|last| ("Next", asked.link("/destinations", &[("after", &last)]))),
+            next.map(|last| ("Next", asked.link("/endpoints", &[("after", &last)]))),
         ))
     };
-    Ok(visit.page("Destinations").answer(&content))
+    Ok(visit.page("Endpoints").answer(&content))
 }
 
-pub(super) fn rows(visit: &Visit<'_>, found: &[RegisteredDestination]) -> Markup {
+pub(super) fn rows(visit: &Visit<'_>, found: &[Endpoint]) -> Markup {
     let columns = [
         Column("Name, URL and description", Kind::Text),
         Column("Topics", Kind::Plain),
@@ -176,30 +176,25 @@ pub(super) fn rows(visit: &Visit<'_>, found: &[RegisteredDestination]) -> Markup
             ]
         })
         .collect();
-    table_or(
-        "No registered destination matches.",
-        "Registered destinations",
-        &columns,
-        &rows,
-    )
+    table_or("No endpoint matches.", "Endpoints", &columns, &rows)
 }
 
 /// The URL, without most of its path if payloads are masked.
-pub(super) fn url(guest: &Guest, one: &RegisteredDestination) -> String {
+pub(super) fn url(guest: &Guest, one: &Endpoint) -> String {
     match guest.rights.payloads {
         true => text::without_user(&one.url),
         false => text::without_secrets(&one.url),
     }
 }
 
-fn state(site: &Site, one: &RegisteredDestination) -> Markup {
+fn state(site: &Site, one: &Endpoint) -> Markup {
     let why = site
         .relay
         .as_ref()
         .and_then(|relay| program::held(relay, &one.name));
     let badge = match one.state {
-        DestinationState::Active => "badge good",
-        DestinationState::Paused | DestinationState::Unverified => "badge wait",
+        EndpointState::Active => "badge good",
+        EndpointState::Paused | EndpointState::Unverified => "badge wait",
         _ => "badge bad",
     };
     let moment = |time| words::moment(&humantime::format_rfc3339_seconds(time).to_string());
@@ -218,21 +213,14 @@ fn state(site: &Site, one: &RegisteredDestination) -> Markup {
     }
 }
 
-/// A destination, a page of its deliveries, and their counts in so many windows.
+/// An endpoint, a page of its deliveries, and their counts in so many windows.
 pub(super) fn deliveries(
     visit: &Visit<'_>,
     name: &str,
     after: Option<&str>,
     limit: usize,
     windows: usize,
-) -> Result<
-    (
-        RegisteredDestination,
-        Deliveries,
-        Vec<Option<DeliveryCount>>,
-    ),
-    Refusal,
-> {
+) -> Result<(Endpoint, Deliveries, Vec<Option<DeliveryCount>>), Refusal> {
     let after: Option<Place> = after
         .map(str::parse)
         .transpose()
@@ -249,7 +237,7 @@ pub(super) fn deliveries(
         };
         Ok(Some((found, deliveries, counts)))
     })?;
-    found.ok_or_else(|| no_destination(name))
+    found.ok_or_else(|| no_endpoint(name))
 }
 
 fn one(visit: &Visit<'_>, name: &str) -> Result<Response, Refusal> {
@@ -261,15 +249,15 @@ fn one(visit: &Visit<'_>, name: &str) -> Result<Response, Refusal> {
     let is_live = after.is_none() && began.elapsed() < QUICK;
     let content = html! {
         div.title {
-            h1 { "Destination " span.key { (words::name(name)) } }
-            p { a href="/destinations" { "All registered destinations" } }
+            h1 { "Endpoint " span.key { (words::name(name)) } }
+            p { a href="/endpoints" { "All endpoints" } }
         }
         (facts(visit, &found))
         @if after.is_none() { (curves(&counts)) }
         @if visit.guest.rights.act { (actions(visit, &found)) }
         (deliveries_of(visit.guest, name, &deliveries, after.is_some()))
     };
-    let title = format!("Destination {name}");
+    let title = format!("Endpoint {name}");
     Ok(visit.page(&title).live(is_live).answer(&content))
 }
 
@@ -300,13 +288,13 @@ fn curves(counts: &[Option<DeliveryCount>]) -> Markup {
     }
 }
 
-fn facts(visit: &Visit<'_>, one: &RegisteredDestination) -> Markup {
+fn facts(visit: &Visit<'_>, one: &Endpoint) -> Markup {
     let headers: Vec<&str> = one.headers.iter().map(|(name, _)| name.as_str()).collect();
     html! {
         section.panel aria-labelledby="facts" {
             div.head {
                 h2 id="facts" { "Details" }
-                @if visit.guest.rights.act { a.button.second href=(link("/destinations/edit", &[("name", &one.name)])) { "Change" } }
+                @if visit.guest.rights.act { a.button.second href=(link("/endpoints/edit", &[("name", &one.name)])) { "Change" } }
             }
             div.body {
                 dl.facts {
@@ -319,7 +307,7 @@ fn facts(visit: &Visit<'_>, one: &RegisteredDestination) -> Markup {
                     dt { "Topics" } dd { (one.topics.join(", ")) }
                     @if let Some(tenant) = one.tenant_id { dt { "Tenant" } dd { (words::tenant(tenant)) } }
                     @if let Some(filter) = &one.filter { dt { "Filter" } dd { code { (filter) } } }
-                    @for option in PolicyOption::of_registered() {
+                    @for option in PolicyOption::of_endpoints() {
                         @if let Some(text) = option.text(&one.policy) {
                             dt title=(option.help) { (heading(option)) } dd { (text) }
                         }
@@ -342,16 +330,16 @@ fn facts(visit: &Visit<'_>, one: &RegisteredDestination) -> Markup {
     }
 }
 
-/// What brings the destination back into work.
-fn first_aid(guest: &Guest, one: &RegisteredDestination) -> Markup {
+/// What brings the endpoint back into work.
+fn first_aid(guest: &Guest, one: &Endpoint) -> Markup {
     let about = [("name", one.name.as_str())];
     let paused = [("kind", "destination"), about[0]];
     let button = |words: &str| html! { button { (words) } };
     html! {
-        @if one.state == DestinationState::Paused { (act(guest, "/resume", &paused, &button("Resume"))) }
-        @if !one.enabled { (act(guest, "/destination/enable", &about, &button("Enable"))) }
+        @if one.state == EndpointState::Paused { (act(guest, "/resume", &paused, &button("Resume"))) }
+        @if !one.enabled { (act(guest, "/endpoint/enable", &about, &button("Enable"))) }
         @if one.verification != Verification::None {
-            (act(guest, "/destination/verify", &about, &html! {
+            (act(guest, "/endpoint/verify", &about, &html! {
                 button.second { "Verify" }
                 span.quiet { "Asks the endpoint now whether it wants messages." }
             }))
@@ -369,7 +357,7 @@ fn heading(option: &PolicyOption) -> String {
 }
 
 /// All other acts, each kind in a panel of its own.
-fn actions(visit: &Visit<'_>, one: &RegisteredDestination) -> Markup {
+fn actions(visit: &Visit<'_>, one: &Endpoint) -> Markup {
     let guest = visit.guest;
     let form = |path: &str, content: &Markup| act(guest, path, &[("name", &one.name)], content);
     let kind = [("kind", "destination"), ("name", one.name.as_str())];
@@ -382,25 +370,25 @@ fn actions(visit: &Visit<'_>, one: &RegisteredDestination) -> Markup {
     };
     html! {
         div.acts {
-            (panel("Test", &form("/destination/test", &html! {
+            (panel("Test", &form("/endpoint/test", &html! {
                 button.second { "Send a test event" }
-                span.quiet { code { "outbox.test" } ", sent at once, even to a disabled destination." }
+                span.quiet { code { "outbox.test" } ", sent at once, even to a disabled endpoint." }
             })))
             (panel("Failed and missed messages", &html! {
-                (form("/destination/recover", &html! {
+                (form("/endpoint/recover", &html! {
                     (since)
                     label { input type="checkbox" name="missing" value="yes"; " also what it missed" }
                     button.second { "Recover…" }
                     span.quiet { "Dead letters since this time are sent again, oldest first." }
                 }))
-                (form("/destination/backfill", &html! {
+                (form("/endpoint/backfill", &html! {
                     (since)
                     button.second { "Backfill…" }
-                    span.quiet { "For a new destination: what it would have got since this time." }
+                    span.quiet { "For a new endpoint: what it would have got since this time." }
                 }))
             }))
             (panel("Pause or disable", &html! {
-                @if one.state != DestinationState::Paused {
+                @if one.state != EndpointState::Paused {
                     (act(guest, "/pause", &kind, &html! {
                         label.field { "For (empty: until resumed)" input name="for" placeholder="2h"; }
                         label.field { "Why" input name="reason" maxlength="200"; }
@@ -409,18 +397,18 @@ fn actions(visit: &Visit<'_>, one: &RegisteredDestination) -> Markup {
                     }))
                 }
                 @if one.enabled {
-                    (form("/destination/disable", &html! {
+                    (form("/endpoint/disable", &html! {
                         label.field { "Why" input name="reason" maxlength="200" required; }
                         button.danger { "Disable" }
                         span.quiet { (while_disabled(&visit.site.config)) }
                     }))
                 }
             }))
-            (panel("Signing secret", &form("/destination/rotate", &html! {
+            (panel("Signing secret", &form("/endpoint/rotate", &html! {
                 label.field { "Older secrets also sign for" input name="keep" value="24h" required; }
                 button.second { "New secret" }
             })))
-            (panel("Remove", &form("/destination/remove", &html! { button.danger { "Remove…" } })))
+            (panel("Remove", &form("/endpoint/remove", &html! { button.danger { "Remove…" } })))
         }
     }
 }
@@ -446,7 +434,7 @@ fn deliveries_of(guest: &Guest, name: &str, found: &Deliveries, is_later_page: b
     };
     let older = |next: Place| {
         link(
-            "/destinations",
+            "/endpoints",
             &[("name", name), ("after", &next.to_string())],
         )
     };
@@ -478,7 +466,7 @@ fn delivery(guest: &Guest, name: &str, row: &Delivery) -> Vec<Markup> {
         },
         html! {
             @if guest.rights.act && row.can_be_sent_again {
-                form method="post" action="/destination/send-again" {
+                form method="post" action="/endpoint/send-again" {
                     (token(guest)) (hidden(&[("name", name), ("message", &id)]))
                     button.second aria-label={ "Send again: " (id) } { "Send again" }
                 }
