@@ -53,8 +53,8 @@ pub(crate) use self::secret::{VerifyingKey, parse_verifying_keys};
 pub use self::secret_keys::SecretKeys;
 pub(crate) use self::settings::{SETTINGS, Setting};
 pub(crate) use self::text::{is_masked, shown_url, url as parse_url, words, wrong_pattern};
-pub(crate) use self::validate::{LONGEST_LEASE, LONGEST_SEND, SHORTEST_SEEN};
 pub(crate) use crate::config_error::ConfigError;
+pub(crate) use crate::delivery::LONGEST_SEND;
 pub use crate::ledger_payload::LedgerPayload;
 pub(crate) use crate::route::{DEFAULT_DESTINATION, Route};
 

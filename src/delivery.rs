@@ -8,6 +8,13 @@ use std::time::Duration;
 use crate::config_error::ConfigError;
 use crate::words::words;
 
+/// The longest lease: for so long no other relay may take over from a crashed relay.
+pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
+/// The longest timeout of a send.
+pub(crate) const LONGEST_SEND: Duration = Duration::from_secs(300);
+/// The end of a session ends a lease early, unless the lease is shorter than this: it could be unseen by chance.
+pub(crate) const SHORTEST_SEEN: Duration = Duration::from_secs(12);
+
 words! {
     setting:
     /// How a message becomes a request: the content modes of CloudEvents over HTTP.

@@ -8,15 +8,11 @@ use secrecy::ExposeSecret;
 use super::text::wrong_pattern;
 use super::{Auth, Config, DEFAULT_DESTINATION, LedgerPayload, SETTINGS};
 use crate::config_error::ConfigError;
+use crate::delivery::{LONGEST_LEASE, LONGEST_SEND, SHORTEST_SEEN};
 use crate::header::check_header;
 
 /// The most sender threads of all destinations together.
 const MOST_THREADS: usize = 4096;
-pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
-/// The longest timeout of a send.
-pub(crate) const LONGEST_SEND: Duration = Duration::from_secs(300);
-/// The end of a session ends a lease early, unless the lease is shorter than this: it could be unseen by chance.
-pub(crate) const SHORTEST_SEEN: Duration = Duration::from_secs(12);
 /// The time allowed for a settle in the check of the lease.
 const SETTLE_TIME: Duration = Duration::from_millis(100);
 

@@ -86,7 +86,8 @@ impl Bulkhead {
         let urls = destinations.iter().zip(urls).map(|(one, dispatcher)| {
             let limits = Limits::new(&one.policy, config, Some(one.request_batch));
             let serves = Serves::Dispatcher(dispatcher);
-            Self::new(&one.name, Gate::new(one), limits, serves)
+            let gate = Gate::new(&one.name, one.policy.rate, one.policy.breaker);
+            Self::new(&one.name, gate, limits, serves)
         });
         let plain = |name, policy: &DeliveryPolicy, batch, serves| {
             let limits = Limits::new(policy, config, batch);
@@ -145,7 +146,9 @@ impl Bulkhead {
         dispatcher: Arc<dyn Dispatcher>,
         answers: &Arc<Answers>,
     ) -> Self {
-        let gate = Gate::new(destination).with_row(answers, config.endpoint_disable_after);
+        let DeliveryPolicy { rate, breaker, .. } = destination.policy;
+        let gate = Gate::new(&destination.name, rate, breaker)
+            .with_row(answers, config.endpoint_disable_after);
         let limits = Limits::new(&destination.policy, config, None);
         let serves = Serves::Dispatcher(dispatcher);
         Self {

@@ -17,7 +17,7 @@ use self::failing::{Failing, is_gone};
 use super::breaker::{Window, sign};
 use super::bucket::Bucket;
 use crate::clock;
-use crate::config::{Breaker, DeliveryPolicy, Destination, Rate};
+use crate::delivery::{Breaker, Rate};
 use crate::dispatch::{Failure, Outcome, Pause, unwound};
 use crate::lock::lock;
 use crate::log;
@@ -161,9 +161,8 @@ pub(super) enum Admission {
 }
 
 impl Gate {
-    pub(crate) fn new(destination: &Destination) -> Self {
-        let DeliveryPolicy { rate, breaker, .. } = destination.policy;
-        Self::with(&destination.name, Phase::Trying(None), rate, breaker)
+    pub(crate) fn new(name: &str, rate: Option<Rate>, breaker: Option<Breaker>) -> Self {
+        Self::with(name, Phase::Trying(None), rate, breaker)
     }
 
     /// A gate that only an operator closes.

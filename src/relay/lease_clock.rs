@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock::BootTime;
-use crate::config::{Config, SHORTEST_SEEN};
+use crate::config::Config;
+use crate::delivery::SHORTEST_SEEN;
 use crate::dispatch::fence::Fence;
 use crate::store::relay::lease::LeaseId;
 

@@ -1,7 +1,7 @@
 //! What closes and opens a gate.
 
 use super::*;
-use crate::config::Rate;
+use crate::config::{Destination, Rate};
 use crate::dispatch::Response;
 use crate::hand::Hand;
 use crate::store::relay::pause::{BREAKER_OPEN, Paused};
@@ -16,7 +16,8 @@ impl Gate {
 fn gate(change: impl FnOnce(&mut Destination)) -> Gate {
     let mut destination = Destination::new("a", "http://a").expect("a URL");
     change(&mut destination);
-    Gate::new(&destination)
+    let policy = &destination.policy;
+    Gate::new(&destination.name, policy.rate, policy.breaker)
 }
 
 fn failed(code: ReasonCode) -> Outcome {

@@ -28,7 +28,7 @@ use diesel::{PgConnection, delete, update};
 use super::backend::Backend;
 use super::keyed_lock::keep_lock;
 use super::topics;
-use crate::config::LONGEST_LEASE;
+use crate::delivery::LONGEST_LEASE;
 use crate::name::OutboxName;
 use crate::routes::Serves;
 use crate::store::NOTIFY;
