@@ -61,7 +61,7 @@ pub(crate) use crate::route::{DEFAULT_DESTINATION, Route};
 use self::settings::{Place, unknown};
 use self::text::{content, shown_database, written};
 use crate::backoff::Backoff;
-use crate::name::OutboxName;
+use crate::name::{OutboxName, label_of};
 
 /// The concurrent sends of an endpoint.
 const REGISTERED_CONCURRENCY: usize = 4;
@@ -349,19 +349,7 @@ impl Config {
 
     /// The label `outbox` of a relay's metrics.
     pub(crate) fn metrics_label(&self) -> String {
-        self.label_of(&self.table, ":")
-    }
-
-    /// The name of a relay's thread.
-    pub(crate) fn thread_name(&self, thread: &str) -> String {
-        self.label_of(thread, " ")
-    }
-
-    fn label_of(&self, what: impl fmt::Display, separator: &str) -> String {
-        match &self.label {
-            Some(label) => format!("{label}{separator}{what}"),
-            None => what.to_string(),
-        }
+        label_of(self.label.as_deref(), &self.table, ":")
     }
 
     /// The settings on one line, without secrets.

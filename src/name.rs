@@ -7,6 +7,15 @@ use std::str::FromStr;
 /// bytes.
 const MAX_PART_BYTES: usize = 48;
 
+/// A name of a relay that has this label.
+#[cfg(feature = "relay")]
+pub(crate) fn label_of(label: Option<&str>, what: impl fmt::Display, separator: &str) -> String {
+    match label {
+        Some(label) => format!("{label}{separator}{what}"),
+        None => what.to_string(),
+    }
+}
+
 /// The validated name of an outbox: `outbox`, `org_outbox` or, with a schema, `org.events`.
 ///
 /// Each part has at most 48 bytes. It begins with an ASCII letter or `_`, followed by ASCII letters,

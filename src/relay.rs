@@ -34,6 +34,7 @@ mod listener;
 mod metrics;
 mod monitor;
 mod observer;
+mod of_config;
 mod pace;
 mod paused;
 mod pauses;
@@ -45,6 +46,7 @@ mod running;
 mod sender;
 mod serving;
 mod session;
+mod settings;
 mod settlement;
 mod settler;
 mod shared;
@@ -68,6 +70,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+pub(crate) use self::builder::check;
 pub use self::builder::{Relay, RelayBuilder};
 pub(crate) use self::by_hand::{ByHand, Ended, Processed};
 pub use self::depths::DepthGauges;
@@ -77,29 +80,23 @@ pub use self::health::{DestinationState, Health, Problem, ProblemKind};
 pub use self::observer::{Observer, Settled};
 pub use self::stats::Stats;
 
-use self::builder::Assembled;
 use self::bulkhead::Bulkhead;
 use self::ending::held;
 use self::heartbeat::Ending;
 use self::job::Job;
 use self::lease_clock::LeaseClock;
+use self::observer::Observers;
 use self::running::Running;
 use self::serving::ServedEndpoints;
+use self::settings::Settings;
 use self::shared::{Shared, Signals};
 use crate::clock::BootTime;
-use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::log;
-use crate::routes::Serves;
 use crate::store::pinned::{located, pinned};
 use crate::store::relay::connection::{Limits, Plans, Source};
 use crate::store::relay::lease::{self, LeaseId, Registration};
 use crate::store::setup::rights;
-
-/// Checks the settings of a relay.
-pub(crate) fn check(config: &Config) -> Result<(), StartError> {
-    Relay::from_config(config.clone()).assemble().map(drop)
-}
 
 /// The time limit of each statement during the start.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -111,6 +108,21 @@ struct Incarnation {
     running: Arc<(Sender<Running>, Receiver<Running>)>,
     /// The process that has the threads.
     process: u32,
+}
+
+/// The parts of a relay that has no lease yet.
+struct Assembled {
+    settings: Settings,
+    /// The settings on one line, without secrets.
+    summary: String,
+    source: Source,
+    bulkheads: Vec<Bulkhead>,
+    queues: Vec<Sender<Job>>,
+    registered: ServedEndpoints,
+    observers: Observers,
+    limit: Option<u64>,
+    is_one_shot: bool,
+    claim_limit: Duration,
 }
 
 /// What the threads of a relay need, before they start.
@@ -127,34 +139,27 @@ impl Incarnation {
     /// A relay with a lease, and without threads.
     fn prepare(assembled: Assembled) -> Result<(Self, Launch), StartError> {
         let Assembled {
-            mut config,
-            manager,
-            dispatchers,
+            mut settings,
+            summary,
+            source,
+            bulkheads,
+            queues,
+            registered,
             observers,
             limit,
             is_one_shot,
             claim_limit,
         } = assembled;
-        let registered = ServedEndpoints::new(&config, dispatchers.customers.clone());
-        let (bulkheads, queues) = Bulkhead::all(&config, dispatchers);
-        let source = match manager {
-            Some(manager) => Source::Manager(manager),
-            None => Source::of_url(config.database_url()?.clone()),
-        };
         let limits = Limits::of_relay(START_TIMEOUT, Plans::Any);
         let mut conn = source.connect("start", limits)?.conn;
         // From here on every statement names tables with their schema.
-        config.table = located(&mut conn, &config.table).map_err(DatabaseError::from)?;
-        pinned(&mut conn, &config.table, rights::check_relay)?;
-        let summary = match &source {
-            Source::Url(_) => config.summary(),
-            Source::Manager(_) => config.summary_at("managed"),
-        };
+        settings.table = located(&mut conn, &settings.table).map_err(DatabaseError::from)?;
+        pinned(&mut conn, &settings.table, rights::check_relay)?;
         let relay_name = format!("{}:{}", host_name(), std::process::id());
-        let clock = LeaseClock::of(&config);
+        let clock = LeaseClock::of(&settings);
         let asked = BootTime::now();
-        let registration = registration(&config, &relay_name, registered.can_send(), is_one_shot);
-        let lease_id = pinned(&mut conn, &config.table, |conn, name| {
+        let registration = registration(&settings, &relay_name, registered.can_send(), is_one_shot);
+        let lease_id = pinned(&mut conn, &settings.table, |conn, name| {
             lease::register(conn, name, &registration)
         })
         .map_err(DatabaseError::from)?;
@@ -164,7 +169,7 @@ impl Incarnation {
         let (stop, stop_signal) = bounded(0);
         let (abandon, abandon_signal) = bounded(0);
         let signals = Signals::new(stop_signal, abandon_signal)?;
-        let mut shared = Shared::new(config, source, bulkheads, registered, clock, signals);
+        let mut shared = Shared::new(settings, source, bulkheads, registered, clock, signals);
         (shared.observers, shared.limit) = (observers, limit);
         (shared.is_one_shot, shared.claim_limit) = (is_one_shot, claim_limit);
         let shared = Arc::new(shared);
@@ -199,7 +204,7 @@ impl Incarnation {
         let Ok(mut running) = running.recv() else {
             return Ok(());
         };
-        let (lease_id, table) = (launch.lease_id, &self.shared.config.table);
+        let (lease_id, table) = (launch.lease_id, &self.shared.settings.table);
         let (relay, summary) = (launch.relay_name.clone(), launch.summary.clone());
         let _log = self.shared.log.enter();
         let launched = running.spawn_all(&self.shared, launch);
@@ -216,18 +221,21 @@ impl Incarnation {
 }
 
 /// The lease registration of a relay with these settings.
-fn registration(config: &Config, relay: &str, registered: bool, is_one_shot: bool) -> Registration {
-    let serves = Serves::new(config).and_endpoints(registered);
+fn registration(
+    settings: &Settings,
+    relay: &str,
+    registered: bool,
+    is_one_shot: bool,
+) -> Registration {
+    let serves = settings.serves.clone().and_endpoints(registered);
     Registration {
         relay: relay.to_owned(),
-        lease: config.lease,
-        is_single_active: config.single_active,
-        serves: config.enabled.then(|| serves.to_json()),
+        lease: settings.lease,
+        is_single_active: settings.single_active,
+        serves: settings.enabled.then(|| serves.to_json()),
         // A relay that stands by, or a job that finds nothing to do, has served nothing.
-        records_topics: !config.single_active && !is_one_shot,
-        settings: config
-            .enabled
-            .then(|| agreement::published(config, registered)),
+        records_topics: !settings.single_active && !is_one_shot,
+        settings: settings.enabled.then(|| settings.published.clone()),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The builder of a relay: settings, destinations, routes and handlers.
 
 mod assembly;
+mod bulkheads;
 mod in_code;
 mod settings;
 
@@ -13,7 +14,10 @@ use diesel::r2d2::ManageConnection;
 use secrecy::ExposeSecret;
 use serde::de::DeserializeOwned;
 
-pub(super) use self::assembly::Assembled;
+pub(super) use self::assembly::CheckedSettings;
+pub(crate) use self::assembly::check;
+#[cfg(test)]
+pub(super) use self::bulkheads::Dispatchers;
 use self::in_code::InCode;
 use super::groups::HANDLERS;
 use super::observer::{Observer, Observers};
@@ -587,7 +591,7 @@ impl RelayBuilder {
 
     fn prepare(mut self) -> Result<(Incarnation, Launch), StartError> {
         self.give_connections()?;
-        Incarnation::prepare(self.assemble()?)
+        Incarnation::prepare(self.checked()?.assembled()?)
     }
 
     /// Gives handlers that use the database a pool of their own, unless the application has set a source.

@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, never};
 
-use super::gate::{Answers, Gate};
+use super::gate::Gate;
 use super::job::Job;
 use super::limits::Limits;
 use super::to::To;
 use super::turns::Turns;
-use crate::config::{Config, DeliveryPolicy, Destination, RequestBatch};
-use crate::dispatch::{Dispatcher, EndpointClients};
+use crate::dispatch::Dispatcher;
 use crate::handlers::Group;
 use crate::message::Message;
 
@@ -59,57 +58,13 @@ pub(crate) enum Serves {
     Registered,
 }
 
-/// The dispatchers of all destinations.
-pub(super) struct Dispatchers {
-    /// For the destinations with a URL, in the order of the settings.
-    pub(super) urls: Vec<Arc<dyn Dispatcher>>,
-    /// For the destinations inside the process, in the order of the settings.
-    pub(super) groups: Vec<Arc<Group>>,
-    /// The application's own dispatcher, for messages that no other destination serves.
-    pub(super) rest: Option<Arc<dyn Dispatcher>>,
-    /// For endpoints.
-    pub(super) customers: Option<Arc<EndpointClients>>,
-}
-
 impl Bulkhead {
-    /// A bulkhead for each destination, with the sending end of its queue. The order is: destinations with a URL,
-    /// destinations inside the process, the application's own dispatcher, and one bulkhead for all endpoints (see [`serving`](super::serving)).
-    pub(super) fn all(config: &Config, dispatchers: Dispatchers) -> (Vec<Self>, Vec<Sender<Job>>) {
-        let Dispatchers {
-            urls,
-            groups,
-            rest,
-            customers,
-        } = dispatchers;
-        let count = urls.len() + groups.len() + usize::from(rest.is_some());
-        let destinations = config.all_destinations();
-        let urls = destinations.iter().zip(urls).map(|(one, dispatcher)| {
-            let limits = Limits::new(&one.policy, config, Some(one.request_batch));
-            let serves = Serves::Dispatcher(dispatcher);
-            let gate = Gate::new(&one.name, one.policy.rate, one.policy.breaker);
-            Self::new(&one.name, gate, limits, serves)
-        });
-        let plain = |name, policy: &DeliveryPolicy, batch, serves| {
-            let limits = Limits::new(policy, config, batch);
-            Self::new(name, Gate::open(name, policy.rate), limits, serves)
-        };
-        let groups = config.in_process.iter().zip(groups);
-        let groups = groups
-            .map(|(local, group)| plain(&local.name, &local.policy, None, Serves::Group(group)));
-        let rest = rest.map(|dispatcher| {
-            let (policy, batch) = (DeliveryPolicy::default(), Some(RequestBatch::default()));
-            plain(REST, &policy, batch, Serves::Dispatcher(dispatcher))
-        });
-        let registered = customers.is_some().then(|| {
-            let policy = DeliveryPolicy {
-                concurrency: Some(config.endpoint_threads),
-                timeout: Some(config.endpoint_timeout),
-                ..DeliveryPolicy::default()
-            };
-            plain(REGISTERED, &policy, None, Serves::Registered)
-        });
-        let opened = urls.chain(groups).chain(rest).chain(registered).enumerate();
-        opened
+    /// The bulkheads in this order, with the sending ends of their queues.
+    pub(super) fn numbered(all: Vec<Self>) -> (Vec<Self>, Vec<Sender<Job>>) {
+        let has_share = |one: &&Self| !matches!(one.serves, Serves::Registered);
+        let count = all.iter().filter(has_share).count();
+        let numbered = all.into_iter().enumerate();
+        numbered
             .map(|(number, bulkhead)| {
                 let (queue, jobs) = bounded(bulkhead.queue());
                 let bulkhead = Self {
@@ -123,7 +78,8 @@ impl Bulkhead {
             .unzip()
     }
 
-    fn new(name: &str, gate: Gate, limits: Limits, serves: Serves) -> Self {
+    /// Without a number, a share of memory and a queue.
+    pub(super) fn new(name: &str, gate: Gate, limits: Limits, serves: Serves) -> Self {
         Self {
             gate,
             name: name.into(),
@@ -137,24 +93,12 @@ impl Bulkhead {
         }
     }
 
-    /// The bulkhead of one endpoint. It has no queue and no threads: all endpoints share
-    /// those of `of_all`.
-    pub(super) fn of_customer(
-        destination: &Destination,
-        config: &Config,
-        of_all: &Self,
-        dispatcher: Arc<dyn Dispatcher>,
-        answers: &Arc<Answers>,
-    ) -> Self {
-        let DeliveryPolicy { rate, breaker, .. } = destination.policy;
-        let gate = Gate::new(&destination.name, rate, breaker)
-            .with_row(answers, config.endpoint_disable_after);
-        let limits = Limits::new(&destination.policy, config, None);
-        let serves = Serves::Dispatcher(dispatcher);
+    /// With the number and the share of memory of another bulkhead, and without a queue.
+    pub(super) fn beside(self, other: &Self) -> Self {
         Self {
-            number: of_all.number,
-            most_bytes: of_all.most_bytes,
-            ..Self::new(&destination.name, gate, limits, serves)
+            number: other.number,
+            most_bytes: other.most_bytes,
+            ..self
         }
     }
 

@@ -9,16 +9,16 @@ use diesel::result::QueryResult;
 use diesel::{Connection, PgConnection};
 
 use super::StartError;
-use super::builder::{Assembled, RelayBuilder};
+use super::builder::{CheckedSettings, RelayBuilder};
 use super::bulkhead::{Bulkhead, Serves};
 use super::fate::{Unasked, Ways};
 use super::job::{Job, is_expired};
 use super::observer::Observers;
 use super::room::Rooms;
+use super::settings::Settings;
 use super::settlement::Settlement;
 use super::verdict::Verdict;
 use super::written::{Settle, write_down};
-use crate::config::Config;
 use crate::dispatch::{Failure, Outcome, caught};
 use crate::message::Message;
 use crate::routes::{Routes, Way};
@@ -81,7 +81,7 @@ pub(crate) struct Processed {
 }
 
 pub(crate) struct ByHand {
-    config: Config,
+    settings: Settings,
     routes: Routes,
     bulkheads: Vec<Bulkhead>,
     observers: Observers,
@@ -89,17 +89,17 @@ pub(crate) struct ByHand {
 
 impl ByHand {
     pub(crate) fn new(builder: RelayBuilder) -> Result<Self, StartError> {
-        let Assembled {
+        let CheckedSettings {
             config,
             mut dispatchers,
             observers,
             ..
-        } = builder.assemble()?;
+        } = builder.checked()?;
         dispatchers.customers = None;
         Ok(Self {
             routes: Routes::new(&config),
             bulkheads: Bulkhead::all(&config, dispatchers).0,
-            config,
+            settings: Settings::of(&config, false),
             observers,
         })
     }
@@ -107,7 +107,7 @@ impl ByHand {
     /// Processes each due message once. Also returns the due messages that wait, and why.
     pub(crate) fn drain(&self, conn: &mut PgConnection) -> QueryResult<Processed> {
         testing::without_jit(conn, |conn| {
-            let name = &self.config.table;
+            let name = &self.settings.table;
             let registration = Registration {
                 relay: "test".to_owned(),
                 lease: LEASE,
@@ -131,7 +131,7 @@ impl ByHand {
     }
 
     fn take_each(&self, conn: &mut PgConnection, lease: LeaseId) -> QueryResult<Vec<Ended>> {
-        let name = &self.config.table;
+        let name = &self.settings.table;
         let mut ended = Vec::new();
         let mut seen = Vec::new();
         while let Some(claimed) = ordered::claim_one(conn, name, lease, &seen)? {
@@ -139,7 +139,7 @@ impl ByHand {
             let mut ways = Ways {
                 routes: &self.routes,
                 bulkheads: &self.bulkheads,
-                on_dead: self.config.on_dead,
+                on_dead: self.settings.on_dead,
                 registry: Arc::default(),
                 rooms: Rooms::default(),
                 report_too_costly: &|_, _| {},
@@ -154,7 +154,7 @@ impl ByHand {
             let settlement = Settlement::unsent(job, &self.bulkheads, verdict);
             let settle = Settle {
                 runs: None,
-                config: &self.config,
+                settings: &self.settings,
                 bulkheads: &self.bulkheads,
                 lease,
                 kind: settlement.kind(),

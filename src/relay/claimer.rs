@@ -20,7 +20,7 @@ use super::intake::{Intake, Payloads, doors};
 use super::job::Job;
 use super::pace::Last;
 use super::pauses;
-use super::planner::{Claim, Planner, Report, Settings, Step, View, Wait};
+use super::planner::{Claim, Planner, Report, Step, Timing, View, Wait};
 use super::serving::Bad;
 use super::settlement::{Outcomes, Settlement};
 use super::shared::Shared;
@@ -78,16 +78,16 @@ impl<'a, D: Database> Claimer<'a, D> {
         inbox: Receiver<Told>,
         db: D,
     ) -> Self {
-        let config = &shared.config;
-        let settings = Settings {
-            is_enabled: config.enabled,
-            poll_interval: config.poll_interval,
+        let settings = &shared.settings;
+        let timing = Timing {
+            is_enabled: settings.enabled,
+            poll_interval: settings.poll_interval,
             moment: shared.moment(),
         };
         let names = shared.bulkheads.iter().map(|bulkhead| &*bulkhead.name);
         Self {
             shared,
-            planner: Planner::new(clock::now(), settings, &shared.routes, names.collect()),
+            planner: Planner::new(clock::now(), timing, &shared.routes, names.collect()),
             db,
             intakes: queues.into_iter().map(Intake::new).collect(),
             split_payloads: Payloads::default(),
@@ -100,7 +100,7 @@ impl<'a, D: Database> Claimer<'a, D> {
             lost: 0,
             unusable: Vec::new(),
             refusals_published: None,
-            is_recorded: !config.enabled || !(config.single_active || shared.is_one_shot),
+            is_recorded: !settings.enabled || !(settings.single_active || shared.is_one_shot),
         }
     }
 

@@ -110,7 +110,7 @@ impl<'a> Counting<'a> {
             };
             Ok((unwanted, differences))
         })?;
-        self.next_findings = now + LONGEST_FINDINGS_INTERVAL.min(self.shared.config.lease);
+        self.next_findings = now + LONGEST_FINDINGS_INTERVAL.min(self.shared.settings.lease);
         self.shared.set_without_subscriber(unwanted);
         for new in self.shared.set_differences(differences) {
             log::warn!(event = "settings_differ", setting = new.setting; "the relays of the outbox do not agree: {new}. Set the same value at all of them");
@@ -120,7 +120,7 @@ impl<'a> Counting<'a> {
 
     /// Finds the messages that no relay serves, except messages of topics that this relay is told not to take.
     fn look_for_unrouted(&mut self, depths: &Depths) {
-        if !self.shared.config.enabled {
+        if !self.shared.settings.enabled {
             return;
         }
         let mut unrouted = Unrouted::all(depths);
@@ -143,7 +143,7 @@ impl<'a> Counting<'a> {
             return Ok(false);
         }
         // A relay that does not listen finds a message only at its next poll.
-        let due_for = monitor::patience(shared).saturating_add(shared.config.poll_interval);
+        let due_for = monitor::patience(shared).saturating_add(shared.settings.poll_interval);
         let is_late = |lane: &&LaneDepth| {
             let age = lane.oldest_due_seconds.unwrap_or(0.0);
             age > due_for.as_secs_f64()

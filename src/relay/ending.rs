@@ -30,7 +30,7 @@ impl Incarnation {
         let _log = self.shared.log.enter();
         let ended = self.end(&mut running, deadline, until);
         if ended.is_ok() {
-            log::info!(event = "relay_stopped", outbox:% = self.shared.config.table; "relay stopped ({})", self.shared.config.table);
+            log::info!(event = "relay_stopped", outbox:% = self.shared.settings.table; "relay stopped ({})", self.shared.settings.table);
         }
         if running.threads.is_empty() {
             running.end_log(&self.shared, until);
@@ -116,7 +116,7 @@ impl Drop for Incarnation {
             has_ended
         });
         let _log = self.shared.log.enter();
-        if !has_ended && let Err(error) = self.shutdown(self.shared.config.shutdown_timeout) {
+        if !has_ended && let Err(error) = self.shutdown(self.shared.settings.shutdown_timeout) {
             log::error!(event = "shutdown_failed", error:% = error; "the relay was dropped, but did not shut down cleanly: {error}");
         }
     }

@@ -460,7 +460,7 @@ impl Shared {
         let mut ways = Ways {
             routes: &self.routes,
             bulkheads: &self.bulkheads,
-            on_dead: self.config.on_dead,
+            on_dead: self.settings.on_dead,
             registry: self.registered.registry(),
             rooms: self.rooms(),
             report_too_costly: &report_too_costly,
@@ -485,7 +485,7 @@ impl Shared {
             return Rooms::default();
         }
         let held = self.custody.of_endpoints();
-        Rooms::now(&self.registered, held, self.config.batch)
+        Rooms::now(&self.registered, held, self.settings.batch)
     }
 }
 
@@ -525,7 +525,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, Destination, Route};
     use crate::handlers::Handlers;
-    use crate::relay::bulkhead::Dispatchers;
+    use crate::relay::builder::Dispatchers;
     use crate::relay::groups::add_groups;
     use crate::relay::planner::tests::claimed;
     use crate::relay::to::To;

@@ -37,7 +37,7 @@ pub(crate) fn run(
     first: LeaseId,
     ending: &Receiver<Ending>,
 ) {
-    let beat = shared.config.lease / 3;
+    let beat = shared.settings.lease / 3;
     let session = shared.session(Post::Heartbeat, beat, Plans::Any);
     let mut heartbeat = Heartbeat::new(shared, registration, Some(first), session);
     let mut wait = LOOK.min(beat);
@@ -81,7 +81,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
         current: Option<LeaseId>,
         db: D,
     ) -> Self {
-        let every = shared.config.lease / 3;
+        let every = shared.settings.lease / 3;
         Self {
             shared,
             db,
@@ -104,7 +104,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
         let asked = BootTime::now();
         // The claimer may have given the lease up.
         self.current = self.current.filter(|id| shared.lease.is(*id));
-        let lease = shared.config.lease;
+        let lease = shared.settings.lease;
         let look = LOOK.min(self.every);
         let is_quiet = asked < self.quiet_until.min(self.next)
             && shared.is_listener_named()

@@ -153,11 +153,11 @@ pub(super) fn doors(
     let bytes = shared.bulkheads.iter().map(|b| b.most_bytes).min();
     // Some of these messages may go to endpoints at once. Others are fanned out piece by piece, and
     // wait for one another: the settlers put off what a tenant has too many of.
-    let is_behind = splitting > shared.config.batch / 2;
-    let is_full = moving > 2 * shared.config.batch;
+    let is_behind = splitting > shared.settings.batch / 2;
+    let is_full = moving > 2 * shared.settings.batch;
     let to_split = match stands_still || is_behind || is_full {
         true => 0,
-        false => to_split.batch(shared.config.batch, bytes.unwrap_or(0)),
+        false => to_split.batch(shared.settings.batch, bytes.unwrap_or(0)),
     };
     (doors.collect(), to_split)
 }

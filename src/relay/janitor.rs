@@ -97,11 +97,11 @@ struct Janitor<'a, 'scope> {
 impl<'a, 'scope> Janitor<'a, 'scope> {
     fn new(shared: &'a Shared, scope: &'scope Scope<'scope, 'a>) -> Self {
         // A short retention needs more frequent cleaning.
-        let inbox_retention = shared.config.inbox_retention;
+        let inbox_retention = shared.settings.inbox_retention;
         let interval = CLEAN_INTERVAL
-            .min(shared.config.retention / 12)
+            .min(shared.settings.retention / 12)
             .min(inbox_retention.map_or(CLEAN_INTERVAL, |age| age / 2))
-            .min(match shared.config.ledger_payload {
+            .min(match shared.settings.ledger_payload {
                 LedgerPayload::For(age) => age / 12,
                 _ => CLEAN_INTERVAL,
             })
@@ -178,10 +178,10 @@ impl<'a, 'scope> Janitor<'a, 'scope> {
     }
 
     fn clean_ledger(&mut self) -> Result<(), DatabaseError> {
-        if !self.shared.config.cleaner {
+        if !self.shared.settings.cleaner {
             return Ok(());
         }
-        let retention = self.shared.config.retention;
+        let retention = self.shared.settings.retention;
         let turned = (self.session).run(|conn, name| clean::rotate(conn, name, retention))?;
         let parts = turned.emptied;
         if parts > 0 {
@@ -196,8 +196,8 @@ impl<'a, 'scope> Janitor<'a, 'scope> {
 
     /// Blanks the payloads of the ledger that are kept for a shorter time than their entries.
     fn clean_payloads(&mut self) -> Result<(), DatabaseError> {
-        let config = &self.shared.config;
-        let (LedgerPayload::For(age), true) = (config.ledger_payload, config.cleaner) else {
+        let settings = &self.shared.settings;
+        let (LedgerPayload::For(age), true) = (settings.ledger_payload, settings.cleaner) else {
             return Ok(());
         };
         let mut blanking = match self.blanking.take() {
@@ -224,7 +224,7 @@ impl<'a, 'scope> Janitor<'a, 'scope> {
     /// Cleans the inbox, if a retention is set. If the inbox cannot be cleaned, logs the reason once and tries again
     /// later: the table or the right may be added.
     fn clean_inbox(&mut self) -> Result<(), DatabaseError> {
-        let Some(retention) = self.shared.config.inbox_retention else {
+        let Some(retention) = self.shared.settings.inbox_retention else {
             return Ok(());
         };
         let cleaning = self.session.run(|conn, _| inbox::cleaning(conn))?;

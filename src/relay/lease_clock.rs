@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::settings::{Sends, Settings};
 use crate::clock::BootTime;
-use crate::config::Config;
 use crate::delivery::SHORTEST_SEEN;
 use crate::dispatch::fence::Fence;
 use crate::store::relay::lease::LeaseId;
@@ -37,13 +37,9 @@ pub(crate) struct LeaseClock {
 
 impl LeaseClock {
     /// Sends of an application's own dispatcher cannot be closed, and take the longest timeout.
-    pub(crate) fn of(config: &Config) -> Self {
-        let (longest, can_close) = match config.has_own_dispatcher {
-            true => (config.longest_send(), false),
-            false if config.endpoint_threads > 0 => (Duration::MAX, true),
-            false => (config.longest_send(), true),
-        };
-        Self::new(config.lease, longest, can_close)
+    pub(crate) fn of(settings: &Settings) -> Self {
+        let Sends { longest, can_close } = settings.sends;
+        Self::new(settings.lease, longest, can_close)
     }
 
     pub(super) fn new(lease: Duration, longest_send: Duration, can_close: bool) -> Self {

@@ -33,12 +33,12 @@ const RECONNECT: Duration = Duration::from_secs(1);
 /// `serves`: what the relay serves, the same text for relays that serve the same.
 pub(crate) fn run(shared: &Shared, serves: &str) {
     let Some(url) = shared.listener_url() else {
-        log::warn!(event = "listener_without_url", poll_interval:? = shared.config.poll_interval; "the relay's connections come from a manager and cannot listen: polling for new messages every {:?}; set RelayBuilder::listener_url (OUTBOX_LISTENER_URL) to a direct connection, or OUTBOX_LISTENER to false", shared.config.poll_interval);
+        log::warn!(event = "listener_without_url", poll_interval:? = shared.settings.poll_interval; "the relay's connections come from a manager and cannot listen: polling for new messages every {:?}; set RelayBuilder::listener_url (OUTBOX_LISTENER_URL) to a direct connection, or OUTBOX_LISTENER to false", shared.settings.poll_interval);
         // The thread must not end: an ended thread counts as a bug.
         let _ = shared.signals.stop.recv();
         return;
     };
-    let is_direct = shared.config.listener_url.is_some();
+    let is_direct = shared.settings.listener_url.is_some();
     let own = Logins::default();
     let logins = match is_direct {
         true => &own,
@@ -50,7 +50,7 @@ pub(crate) fn run(shared: &Shared, serves: &str) {
             continue;
         };
         let connected = asking(shared, || {
-            let name = &shared.config.table;
+            let name = &shared.settings.table;
             Listener::connect(url, name, STATEMENT_TIMEOUT, is_direct, serves)
         });
         attempt.end(&connected, Instant::now());
@@ -62,7 +62,7 @@ pub(crate) fn run(shared: &Shared, serves: &str) {
                 listen(shared, listener)
             }
             Ok(None) => {
-                log::warn!(event = "listener_pooled", poll_interval:? = shared.config.poll_interval; "the database is behind a pooler, which does not pass notifications on: polling for new messages every {:?}; set OUTBOX_LISTENER_URL to a direct connection, or OUTBOX_LISTENER to false", shared.config.poll_interval);
+                log::warn!(event = "listener_pooled", poll_interval:? = shared.settings.poll_interval; "the database is behind a pooler, which does not pass notifications on: polling for new messages every {:?}; set OUTBOX_LISTENER_URL to a direct connection, or OUTBOX_LISTENER to false", shared.settings.poll_interval);
                 // The thread must not end: an ended thread counts as a bug.
                 let _ = shared.signals.stop.recv();
                 return;

@@ -50,13 +50,13 @@ fn look(shared: &Shared) {
 
 /// How long the relay may make no progress without a known reason.
 pub(super) fn patience(shared: &Shared) -> Duration {
-    shared.config.lease.saturating_add(MARGIN)
+    shared.settings.lease.saturating_add(MARGIN)
 }
 
 /// Whether no message is in flight here (except with handlers) and nothing keeps the relay from claiming.
 pub(super) fn is_free_to_claim(shared: &Shared) -> bool {
     let state = shared.threads.state();
-    shared.config.enabled
+    shared.settings.enabled
         && shared.limit.is_none()
         && !state.stands_by
         && shared.custody.count_beside_handlers() == 0
@@ -217,7 +217,7 @@ pub(crate) fn health(shared: &Shared) -> Health {
         found(ProblemKind::FilterTooMuch, format!("{first}{more}"));
     }
     if watch.overdue(watch.deaf, LISTENER_GRACE).is_some() {
-        let every = humantime::format_duration(shared.config.poll_interval);
+        let every = humantime::format_duration(shared.settings.poll_interval);
         let what = format!(
             "the listener is not connected: the relay finds new messages by polling, every {every}"
         );
@@ -248,7 +248,7 @@ pub(crate) fn health(shared: &Shared) -> Health {
             found(kind, what);
         }
     }
-    if !shared.config.enabled {
+    if !shared.settings.enabled {
         let what = "OUTBOX_ENABLED is false: this relay claims and sends nothing";
         found(ProblemKind::Disabled, what.to_owned());
     }

@@ -53,18 +53,14 @@ pub(super) fn follow_up(
         }
     }
     for member in &watched {
-        follow_row(shared, db, member)?;
+        follow_row(db, member)?;
     }
     Ok(())
 }
 
 /// Records in the row of an endpoint that it fails or works, and disables one that has failed for longer
 /// than the settings allow.
-fn follow_row(
-    shared: &Shared,
-    db: &mut impl Database,
-    member: &ServedEndpoint,
-) -> Result<(), DatabaseError> {
+fn follow_row(db: &mut impl Database, member: &ServedEndpoint) -> Result<(), DatabaseError> {
     let gate = &member.bulkhead.gate;
     if gate.waits_for_row(clock::now()) {
         return Ok(());
@@ -73,10 +69,9 @@ fn follow_row(
         return Ok(());
     };
     let seen = member.customer.as_seen();
-    let after = shared.config.endpoint_disable_after;
     let failed = match news {
         RowNews::Fails(since, code) => Some((clock::now().saturating_duration_since(since), code)),
-        RowNews::Works | RowNews::HasFailedLong | RowNews::Gone => None,
+        RowNews::Works | RowNews::HasFailedLong(_) | RowNews::Gone => None,
     };
     let told = match news {
         RowNews::Fails(..) | RowNews::Works => db.tell_failing(seen, failed).map(|told| {
@@ -85,7 +80,7 @@ fn follow_row(
             }
             matches!(told, Tried::Done(_))
         }),
-        RowNews::HasFailedLong => {
+        RowNews::HasFailedLong(after) => {
             let why = format!("has failed for {}", humantime::format_duration(after));
             let why = (Hand::Relay, why.as_str());
             disable(db, seen, why, Some(after)).map(|told| matches!(told, Tried::Done(_)))
@@ -183,7 +178,7 @@ pub(super) fn tell_the_last(shared: &Shared, db: &mut impl Database) {
             }
         }
         for member in &watched {
-            follow_row(shared, db, member)?;
+            follow_row(db, member)?;
         }
         Ok::<(), DatabaseError>(())
     };

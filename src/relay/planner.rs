@@ -86,7 +86,7 @@ pub(super) use self::search::{Finished, Found, Outcome};
 pub(super) use self::searches::SearchKind;
 pub(super) use self::surveys::{Streams, Survey, Surveyed};
 pub(super) use self::undoing::Part;
-pub(super) use self::view::{Door, Settings, View};
+pub(super) use self::view::{Door, Timing, View};
 
 use self::contention::Contention;
 use self::database_clock::{DatabaseClock, Now};
@@ -236,7 +236,7 @@ pub(super) struct Policy {
 /// Knows the state of the outbox, and decides the next step.
 #[derive(Debug)]
 pub(super) struct Planner<'a> {
-    settings: Settings,
+    timing: Timing,
     directory: Directory<'a>,
     /// The lease of the last step.
     lease: LeaseId,
@@ -263,12 +263,12 @@ pub(super) struct Planner<'a> {
 impl<'a> Planner<'a> {
     pub(super) fn new(
         now: Instant,
-        settings: Settings,
+        timing: Timing,
         routes: &'a Routes,
         destinations: Vec<&'a str>,
     ) -> Self {
         Self {
-            settings,
+            timing,
             directory: Directory::new(routes, destinations),
             lease: LeaseId(0),
             stage: Stage::Undo,
@@ -329,7 +329,7 @@ impl<'a> Planner<'a> {
             return Step::Wait(Wait::until(now + self.contention.left(now)));
         }
         let poll = self.next_poll(now);
-        if !self.settings.is_enabled {
+        if !self.timing.is_enabled {
             let answers = Some(view.custody.question);
             return Step::Wait(Wait {
                 answers,
@@ -374,7 +374,7 @@ impl<'a> Planner<'a> {
             }
             return None;
         }
-        let (lanes, moment) = (&self.lanes, self.settings.moment);
+        let (lanes, moment) = (&self.lanes, self.timing.moment);
         let newest = self.searches.late.before_newest();
         let (looks, custody) = (&mut self.surveys.looks, &view.custody);
         let streams = looks.next(now, || lanes.streams(), custody.is_asked, newest, moment);
@@ -584,7 +584,7 @@ impl<'a> Planner<'a> {
 
     /// When the outbox is polled next, even without notifications.
     pub(super) fn next_poll(&self, now: Instant) -> Instant {
-        now + self.settings.poll_interval.min(LONGEST_WAIT)
+        now + self.timing.poll_interval.min(LONGEST_WAIT)
     }
 
     /// Lets the settlers continue the keys of topics that have room again.

@@ -208,7 +208,7 @@ mod tests {
     use crate::config::{Config, Destination, RequestBatch, Route};
     use crate::dispatch::{Failure, Response};
     use crate::relay::batch::Gathered;
-    use crate::relay::bulkhead::Dispatchers;
+    use crate::relay::builder::Dispatchers;
     use crate::relay::job::Terms;
     use crate::relay::planner::tests::claimed;
     use crate::relay::settlement::Kind;

@@ -45,7 +45,7 @@ impl LogThread {
         let (end, ended) = bounded(0);
         let queue = shared.log.clone();
         let thread = std::thread::Builder::new()
-            .name(shared.config.thread_name("relay-log"))
+            .name(shared.settings.thread_name("relay-log"))
             .spawn(move || {
                 let _end: Sender<()> = end;
                 queue.pass_on(&closed);
@@ -139,7 +139,7 @@ impl Running {
             shared.threads.begin(&format!("relay-{name}")),
         );
         let name = Arc::clone(&guard.thread);
-        let thread_name = shared.config.thread_name(&name);
+        let thread_name = shared.settings.thread_name(&name);
         let thread = std::thread::Builder::new()
             .name(thread_name)
             .spawn(move || {

@@ -9,15 +9,16 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::bell::Bell;
-use super::bulkhead::Bulkhead;
-use super::gate::{Answers, Standing};
+use super::bulkhead::{Bulkhead, Serves};
+use super::gate::{Answers, Gate, Standing};
 use super::job::Job;
+use super::limits::Limits;
 use super::paused::Pauses;
 use super::registry::{KnownEndpoint, Registry};
 use super::to::To;
 use super::turns::Turns;
 use crate::clock;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, DeliveryPolicy};
 use crate::dispatch::{Dispatcher, EndpointClients, EndpointRefusal, Failure, Outcome, Verifier};
 use crate::endpoint::Endpoint;
 use crate::filter::Filter;
@@ -250,7 +251,13 @@ impl Maker {
             Err(EndpointRefusal::NotHere(why)) => (refusing(&why), None, Some(why)),
         };
         let answers = &self.answers;
-        let bulkhead = Bulkhead::of_customer(&destination, &self.config, pool, dispatcher, answers);
+        let DeliveryPolicy { rate, breaker, .. } = destination.policy;
+        let gate = Gate::new(&destination.name, rate, breaker)
+            .with_row(answers, self.config.endpoint_disable_after);
+        let limits = Limits::new(&destination.policy, &self.config, None);
+        let serves = Serves::Dispatcher(dispatcher);
+        // It has no queue and no threads: all endpoints share those of `pool`.
+        let bulkhead = Bulkhead::new(&destination.name, gate, limits, serves).beside(pool);
         Ok(Made {
             bulkhead: Some(bulkhead),
             refused,

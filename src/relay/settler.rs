@@ -389,8 +389,8 @@ impl<'a, D: Database> Settler<'a, D> {
     fn tell(&mut self, settlement: &Settlement, now: Instant) {
         let shared = self.shared;
         shared.metrics.of(settlement.to).settled(settlement, now);
-        let (config, bulkheads) = (&shared.config, &shared.bulkheads);
-        log_settled(settlement, config, bulkheads, &mut self.failures, now);
+        let (settings, bulkheads) = (&shared.settings, &shared.bulkheads);
+        log_settled(settlement, settings, bulkheads, &mut self.failures, now);
         if let Some(settled) = settlement.told(bulkheads) {
             let message = &settlement.message;
             shared.observers.tell(message, |one| one.settled(&settled));
@@ -405,12 +405,12 @@ impl<'a, D: Database> Settler<'a, D> {
         }
         let missed: Vec<Trace> = conflicts.iter().map(|one| one.trace()).collect();
         let found = self.db.whereabouts(&missed);
-        let (config, bulkheads) = (&self.shared.config, &self.shared.bulkheads);
+        let (settings, bulkheads) = (&self.shared.settings, &self.shared.bulkheads);
         let mut discarded = Vec::new();
         for settlement in conflicts {
             let is_it = |standing: &&Whereabouts| standing.sequence == settlement.sequence();
             let found = found.as_ref().map(|found| found.iter().find(is_it));
-            let why = log_conflict(settlement, config, bulkheads, found);
+            let why = log_conflict(settlement, settings, bulkheads, found);
             // Of a message that was not sent, no result is lost.
             if !matches!(
                 settlement.kind(),

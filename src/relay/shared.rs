@@ -18,12 +18,12 @@ use super::observer::Observers;
 use super::planner::Policy;
 use super::serving::ServedEndpoints;
 use super::session::{Session, SharedConnection};
+use super::settings::Settings;
 use super::sleep::Sleep;
 use super::stats::Stats;
 use super::threads::{Post, Threads};
 use super::told::Told;
 use super::unrouted::{Lately, Unrouted};
-use crate::config::Config;
 use crate::lock::lock;
 use crate::log::{self, Queue};
 use crate::routes::Routes;
@@ -82,7 +82,7 @@ impl KeyedLooks {
 }
 
 pub(crate) struct Shared {
-    pub(crate) config: Config,
+    pub(crate) settings: Settings,
     source: Source,
     /// The connection that the threads use in turn. `None`: each has its own.
     connection: Option<SharedConnection>,
@@ -156,26 +156,26 @@ impl Signals {
 
 impl Shared {
     pub(crate) fn new(
-        config: Config,
+        settings: Settings,
         source: Source,
         bulkheads: Vec<Bulkhead>,
         registered: ServedEndpoints,
         lease: LeaseClock,
         signals: Signals,
     ) -> Self {
-        let metrics = Metrics::new(config.metrics_label(), &bulkheads);
-        let connection = config.share_connection.then(SharedConnection::default);
-        let most_aside = 2 * most_of_a_settle(&config, &bulkheads);
+        let metrics = Metrics::new(settings.metrics_label(), &bulkheads);
+        let connection = settings.share_connection.then(SharedConnection::default);
+        let most_aside = 2 * most_of_a_settle(&settings, &bulkheads);
         let custody = Custody::new(most_aside, signals.doorbell.clone());
         Self {
             observers: Observers::default(),
-            routes: Routes::new(&config),
+            routes: Routes::of(settings.serves.clone()),
             threads: Arc::new(Threads::new(&metrics, &bulkheads)),
             log: Queue::new(),
             metrics,
             bulkheads,
             registered,
-            config,
+            settings,
             source,
             connection,
             limit: None,
@@ -219,7 +219,7 @@ impl Shared {
 
     /// The most messages of one settle.
     pub(crate) fn batch(&self) -> usize {
-        most_of_a_settle(&self.config, &self.bulkheads)
+        most_of_a_settle(&self.settings, &self.bulkheads)
     }
 
     /// All bulkheads. The bulkhead of endpoints is left out while no destination is registered.
@@ -370,13 +370,13 @@ impl Shared {
     }
 
     pub(crate) fn listens(&self) -> bool {
-        self.config.listener && self.config.enabled
+        self.settings.listener && self.settings.enabled
     }
 
     /// The URL of the listener's connection. A manager cannot provide it, because its connections do not expose their
     /// sockets.
     pub(crate) fn listener_url(&self) -> Option<&SecretString> {
-        match (&self.config.listener_url, &self.source) {
+        match (&self.settings.listener_url, &self.source) {
             (Some(url), _) => Some(url),
             (None, Source::Url(address)) => Some(&address.url),
             (None, Source::Manager(_)) => None,
@@ -387,14 +387,14 @@ impl Shared {
     pub(crate) fn session(&self, post: Post, statement_timeout: Duration, plans: Plans) -> Session {
         Session::new(
             self.source.clone(),
-            self.config.table.clone(),
+            self.settings.table.clone(),
             Arc::clone(&self.threads),
             post,
             statement_timeout,
             plans,
         )
         .sharing(self.connection.clone().filter(|_| post != Post::Heartbeat))
-        .with_own_events(self.config.own_events)
+        .with_own_events(self.settings.own_events)
     }
 
     /// Closes the connection that the threads have used in turn.
@@ -414,7 +414,7 @@ impl Shared {
     }
 }
 
-fn most_of_a_settle(config: &Config, bulkheads: &[Bulkhead]) -> usize {
+fn most_of_a_settle(settings: &Settings, bulkheads: &[Bulkhead]) -> usize {
     let of_bulkheads = bulkheads.iter().map(|bulkhead| bulkhead.limits.batch);
-    of_bulkheads.fold(config.batch, usize::max)
+    of_bulkheads.fold(settings.batch, usize::max)
 }

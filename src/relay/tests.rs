@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use diesel::connection::SimpleConnection;
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
-use super::bulkhead::Dispatchers;
+use super::builder::Dispatchers;
 use super::doubt::RanBy;
 use super::{Relay, RelayHandle};
 use crate::config::Config;

@@ -6,8 +6,8 @@ use diesel::result::QueryResult;
 use diesel::{Connection, PgConnection};
 
 use super::bulkhead::Bulkhead;
+use super::settings::Settings;
 use super::settlement::{Kind, Settlement, delivered, failed};
-use crate::config::Config;
 use crate::status::Status;
 use crate::store::relay::claim::{Batch, Claimant, Runs};
 use crate::store::relay::lease::LeaseId;
@@ -20,7 +20,7 @@ use crate::store::relay::split::{self, Piece, Split};
 
 /// Settlements of one kind and lease, and the keys whose next messages are claimed with them.
 pub(super) struct Settle<'a> {
-    pub(super) config: &'a Config,
+    pub(super) settings: &'a Settings,
     pub(super) bulkheads: &'a [Bulkhead],
     pub(super) lease: LeaseId,
     pub(super) kind: Kind,
@@ -64,8 +64,8 @@ pub(super) struct Written {
 
 /// Records the results of messages of one kind.
 pub(super) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryResult<Written> {
-    let (config, bulkheads) = (settle.config, settle.bulkheads);
-    let (name, lease, group) = (&config.table, settle.lease, settle.group);
+    let (settings, bulkheads) = (settle.settings, settle.bulkheads);
+    let (name, lease, group) = (&settings.table, settle.lease, settle.group);
     let broken = release_broken(conn, settle)?;
     let is_whole = |one: &&Settlement| !broken.contains(&one.sequence());
     let each = || group.iter().filter(is_whole).flat_map(Settlement::each);
@@ -82,7 +82,7 @@ pub(super) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
             };
             let delivered: Vec<Delivered> =
                 each().filter_map(|one| delivered(one, bulkheads)).collect();
-            let keeps = config.ledger_payload.is_kept();
+            let keeps = settings.ledger_payload.is_kept();
             settle::delivered(conn, name, lease, &delivered, status, keeps)
         }
         Kind::Deduplicated => {
@@ -140,15 +140,15 @@ pub(super) fn deliver_and_continue(
     {
         return Ok(None);
     }
-    let (config, bulkheads) = (settle.config, settle.bulkheads);
+    let (settings, bulkheads) = (settle.settings, settle.bulkheads);
     let delivered: Vec<Delivered> = (settle.group.iter())
         .filter_map(|one| delivered(one, bulkheads))
         .collect();
     let (changed, next) = ordered::deliver_and_claim_next(
         conn,
-        &config.table,
+        &settings.table,
         claimant,
-        (&delivered, config.ledger_payload.is_kept()),
+        (&delivered, settings.ledger_payload.is_kept()),
         settle.keys,
         settle.closed,
     )?;
@@ -167,7 +167,7 @@ fn release_broken(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryResult<H
     if !settle.has_runs() {
         return Ok(HashSet::new());
     }
-    let (name, lease) = (&settle.config.table, settle.lease);
+    let (name, lease) = (&settle.settings.table, settle.lease);
     let claims = |of: &[&Settlement]| -> Vec<Claim> {
         let each = of.iter().flat_map(|one| one.each());
         each.map(Settlement::claim).collect()
@@ -185,11 +185,11 @@ fn release_broken(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryResult<H
 
 /// Dead-letters messages, and writes the relay's own events about them if `own_events` is set.
 fn bury(conn: &mut PgConnection, settle: &Settle<'_>, dead: &[Failed]) -> QueryResult<Vec<i64>> {
-    let (config, lease) = (settle.config, settle.lease);
-    let name = &config.table;
-    let keeps = config.ledger_payload.is_kept();
+    let (settings, lease) = (settle.settings, settle.lease);
+    let name = &settings.table;
+    let keeps = settings.ledger_payload.is_kept();
     let bury = |conn: &mut PgConnection| settle::dead(conn, name, lease, dead, keeps);
-    if !config.own_events {
+    if !settings.own_events {
         return bury(conn);
     }
     conn.transaction(|conn| {

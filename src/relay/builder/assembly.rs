@@ -5,24 +5,27 @@ use std::time::Duration;
 
 use metrics::gauge;
 
-use super::RelayBuilder;
+use super::bulkheads::Dispatchers;
+use super::{Relay, RelayBuilder};
 use crate::config::{Config, ConfigError};
 use crate::dispatch::{EndpointClients, HttpDispatcher};
 use crate::handlers::{Connections, Group, HandlerError, Pooled, inbox_of};
 use crate::metrics::POOL_IN_USE;
-use crate::relay::StartError;
-use crate::relay::bulkhead::Dispatchers;
+use crate::relay::bulkhead::Bulkhead;
 use crate::relay::groups::add_groups;
 use crate::relay::observer::Observers;
+use crate::relay::serving::ServedEndpoints;
+use crate::relay::settings::Settings;
+use crate::relay::{Assembled, StartError};
 use crate::routes::Serves;
-use crate::store::relay::connection::Manager;
+use crate::store::relay::connection::{Manager, Source};
 
 /// The error for a relay that has nowhere to send messages.
 const NOTHING_TO_SEND_TO: &str = "nothing can be sent: set OUTBOX_URL, or add destinations and routes to outbox.toml (OUTBOX_CONFIG). In a program, RelayBuilder also takes destinations, handlers or a dispatcher. If all destinations are registered in the database, set OUTBOX_ENDPOINT_THREADS";
 
 impl RelayBuilder {
-    /// Checks the settings and assembles the parts. An error names each setting as the programmer wrote it.
-    pub(in crate::relay) fn assemble(self) -> Result<Assembled, StartError> {
+    /// Checks the settings, and makes what sends. An error names each setting as the programmer wrote it.
+    pub(in crate::relay) fn checked(self) -> Result<CheckedSettings, StartError> {
         let in_code = self.in_code.clone();
         self.put_together().map_err(|error| match error {
             StartError::Config(error) => Self::in_words_of_code(&error, &in_code).into(),
@@ -30,7 +33,7 @@ impl RelayBuilder {
         })
     }
 
-    fn put_together(self) -> Result<Assembled, StartError> {
+    fn put_together(self) -> Result<CheckedSettings, StartError> {
         if let Some(error) = self.error {
             return Err(error.into());
         }
@@ -67,7 +70,7 @@ impl RelayBuilder {
             let connections = connections.clone();
             Arc::new(Group::new(&name, inbox, timeout, handlers, connections))
         });
-        Ok(Assembled {
+        Ok(CheckedSettings {
             dispatchers: Dispatchers {
                 urls,
                 groups: groups.collect(),
@@ -92,8 +95,8 @@ fn no_pool() -> Result<Pooled, HandlerError> {
     ))
 }
 
-/// The parts of a relay.
-pub(in crate::relay) struct Assembled {
+/// CheckedSettings settings, and what is made from them without a database.
+pub(in crate::relay) struct CheckedSettings {
     pub(in crate::relay) config: Config,
     pub(in crate::relay) manager: Option<Arc<dyn Manager>>,
     pub(in crate::relay) dispatchers: Dispatchers,
@@ -101,4 +104,37 @@ pub(in crate::relay) struct Assembled {
     pub(in crate::relay) limit: Option<u64>,
     pub(in crate::relay) is_one_shot: bool,
     pub(in crate::relay) claim_limit: Duration,
+}
+
+impl CheckedSettings {
+    /// The parts of a relay, as values of the engine. It connects to nothing.
+    pub(in crate::relay) fn assembled(self) -> Result<Assembled, StartError> {
+        let config = self.config;
+        let registered = ServedEndpoints::new(&config, self.dispatchers.customers.clone());
+        let (source, summary) = match self.manager {
+            Some(manager) => (Source::Manager(manager), config.summary_at("managed")),
+            None => {
+                let source = Source::of_url(config.database_url()?.clone());
+                (source, config.summary())
+            }
+        };
+        let (bulkheads, queues) = Bulkhead::all(&config, self.dispatchers);
+        Ok(Assembled {
+            settings: Settings::of(&config, registered.can_send()),
+            summary,
+            source,
+            bulkheads,
+            queues,
+            registered,
+            observers: self.observers,
+            limit: self.limit,
+            is_one_shot: self.is_one_shot,
+            claim_limit: self.claim_limit,
+        })
+    }
+}
+
+/// Checks the settings of a relay.
+pub(crate) fn check(config: &Config) -> Result<(), StartError> {
+    Relay::from_config(config.clone()).checked().map(drop)
 }

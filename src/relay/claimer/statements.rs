@@ -13,7 +13,6 @@ use crate::relay::pace::{Last, Pace};
 use crate::relay::pauses::{self, disable};
 use crate::relay::planner::{Report, Survey, Surveyed, Undo};
 use crate::relay::registry::Registry;
-use crate::routes::Serves;
 use crate::store::brief::{Locks, Tried};
 
 /// Checks of the rows of endpoints for changes, some of which read all rows.
@@ -37,7 +36,7 @@ impl<D: Database> Claimer<'_, D> {
         for lease in &found.shortened {
             log::info!(event = "session_gone", lease = lease; "the relay with lease {lease} has lost its connection: other relays take over its messages soon, unless it reconnects");
         }
-        found.is_active |= !shared.config.single_active;
+        found.is_active |= !shared.settings.single_active;
         if found.is_active && !shared.is_one_shot {
             self.record_topics()?;
         }
@@ -73,8 +72,8 @@ impl<D: Database> Claimer<'_, D> {
     /// so a relay that only stood by, or a job that found nothing to do, must not record them.
     pub(super) fn record_topics(&mut self) -> Answer<()> {
         if !self.is_recorded {
-            let serves = Serves::new(&self.shared.config);
-            (self.db).publish(self.planner.lease(), Published::Topics(&serves))?;
+            let serves = &self.shared.settings.serves;
+            (self.db).publish(self.planner.lease(), Published::Topics(serves))?;
             self.is_recorded = true;
         }
         Ok(())
@@ -209,10 +208,10 @@ impl<D: Database> Claimer<'_, D> {
         let (shared, is_active) = (self.shared, self.planner.is_active());
         shared.threads.set_standing_by(!is_active);
         if is_active {
-            log::info!(event = "active", outbox:% = shared.config.table; "this relay is active now: claiming messages of {}", shared.config.table);
+            log::info!(event = "active", outbox:% = shared.settings.table; "this relay is active now: claiming messages of {}", shared.settings.table);
         } else {
             shared.signals.sleep.rest();
-            log::info!(event = "standby", outbox:% = shared.config.table; "another relay of {} is active: standing by", shared.config.table);
+            log::info!(event = "standby", outbox:% = shared.settings.table; "another relay of {} is active: standing by", shared.settings.table);
         }
     }
 

@@ -101,8 +101,8 @@ pub(in crate::relay) enum RowNews {
     Fails(Instant, ReasonCode),
     /// A send has succeeded.
     Works,
-    /// All sends have failed for so long that the endpoint is to be disabled.
-    HasFailedLong,
+    /// All sends have failed for this long, so the endpoint is to be disabled.
+    HasFailedLong(Duration),
     /// The receiver says that the endpoint is gone, so the endpoint is to be disabled.
     Gone,
 }
@@ -159,7 +159,9 @@ impl Failing {
                 let since = *self.since.get_or_insert(now);
                 let read = now.saturating_duration_since(self.read_at);
                 self.news = match self.row.lasts.map(|lasted| lasted + read) {
-                    Some(age) if age >= self.disable_after => Some(RowNews::HasFailedLong),
+                    Some(age) if age >= self.disable_after => {
+                        Some(RowNews::HasFailedLong(self.disable_after))
+                    }
                     Some(age) if age >= FAILING_AFTER && !self.row.is_failing => {
                         Some(RowNews::Fails(since, code))
                     }
@@ -383,11 +385,11 @@ mod tests {
         one.news = None;
         one.learn(Failures::default(), now + AFTER / 2);
         one.record(&fails, now + AFTER);
-        assert_ne!(one.news, Some(RowNews::HasFailedLong));
+        assert_ne!(one.news, Some(RowNews::HasFailedLong(AFTER)));
         // As another relay has written, before this relay was started.
         one.learn(failed_for(AFTER), now + AFTER);
         one.record(&fails, now + AFTER);
-        assert_eq!(one.news, Some(RowNews::HasFailedLong));
+        assert_eq!(one.news, Some(RowNews::HasFailedLong(AFTER)));
     }
 
     /// R58: what happens between a success and a later send must not be forgotten.
@@ -398,10 +400,10 @@ mod tests {
         one.record(&delivered(), now);
         let works = one.news.take().expect("a success");
         one.record(&failed(ReasonCode::ServerError, Some(500)), now);
-        assert_eq!(one.news, Some(RowNews::HasFailedLong));
+        assert_eq!(one.news, Some(RowNews::HasFailedLong(AFTER)));
         one.keep(works);
         assert_eq!(one.news, Some(RowNews::Works));
-        one.keep(RowNews::HasFailedLong);
+        one.keep(RowNews::HasFailedLong(AFTER));
         assert_eq!(one.news, Some(RowNews::Works));
     }
 
@@ -431,7 +433,7 @@ mod tests {
             let failed_for = match news {
                 RowNews::Fails(since, _) => Some(now.saturating_duration_since(since)),
                 RowNews::Works => None,
-                RowNews::HasFailedLong | RowNews::Gone => {
+                RowNews::HasFailedLong(_) | RowNews::Gone => {
                     let lasts = self.read(now).lasts;
                     if self.is_enabled && lasts.is_some_and(|time| time >= 12 * HOUR) {
                         self.is_enabled = false;

@@ -152,7 +152,7 @@ impl Verifications {
         let Some(verifier) = customer.verifier.clone() else {
             return;
         };
-        let thread = Builder::new().name(shared.config.thread_name("relay-verify"));
+        let thread = Builder::new().name(shared.settings.thread_name("relay-verify"));
         let log = shared.log.clone();
         let try_it = move || {
             let _log = log.enter();

@@ -7,11 +7,13 @@ use super::{health, is_free_to_claim, look};
 use crate::clock::BootTime;
 use crate::config::Config;
 use crate::error::DatabaseError;
-use crate::relay::bulkhead::{Bulkhead, Dispatchers};
+use crate::relay::builder::Dispatchers;
+use crate::relay::bulkhead::Bulkhead;
 use crate::relay::doubt::RanBy;
 use crate::relay::health::ProblemKind;
 use crate::relay::lease_clock::LeaseClock;
 use crate::relay::serving::{Pool, ServedEndpoints};
+use crate::relay::settings::Settings;
 use crate::relay::shared::{Shared, Signals};
 use crate::relay::threads::{Cause, Life, Post};
 use crate::relay::to::To;
@@ -27,12 +29,13 @@ fn shared() -> Shared {
         ..Config::default()
     };
     let (bulkheads, _) = Bulkhead::all(&config, Dispatchers::idle(&config));
-    let clock = LeaseClock::of(&config);
+    let registered = ServedEndpoints::new(&config, None);
+    let settings = Settings::of(&config, registered.can_send());
+    let clock = LeaseClock::of(&settings);
     clock.registered(LeaseId(1), BootTime::now());
     let signals = Signals::new(bounded(0).1, bounded(0).1).expect("a pair of sockets");
     let source = Source::of_url(SecretString::from(""));
-    let registered = ServedEndpoints::new(&config, None);
-    Shared::new(config, source, bulkheads, registered, clock, signals)
+    Shared::new(settings, source, bulkheads, registered, clock, signals)
 }
 
 fn kinds(shared: &Shared) -> Vec<ProblemKind> {

@@ -107,7 +107,7 @@ impl Planner<'_> {
         let seen = Seen {
             found: page.found.iter().map(Free::found).collect(),
             is_all: false,
-            slow: Some(self.settings.moment),
+            slow: Some(self.timing.moment),
         };
         self.take_over(seen, now);
     }

@@ -174,7 +174,7 @@ impl Planner<'_> {
         }
         let has_new_nowhere = self.take_over(seen, now);
         self.has_policy = true;
-        let was_wanted = self.surveys.end(began, now, self.settings.poll_interval);
+        let was_wanted = self.surveys.end(began, now, self.timing.poll_interval);
         // A look over many lanes may take longer than the survey interval. If the look has found nothing yet, it
         // continues: otherwise it would never end. A newly expired lease begins a new look: its messages may be in any
         // lane.
@@ -267,7 +267,7 @@ impl Planner<'_> {
         }
         if by == SearchKind::Late {
             // The query of late messages cannot have taken longer: this process stood still.
-            finished.last.took = finished.last.took.min(self.settings.moment);
+            finished.last.took = finished.last.took.min(self.timing.moment);
             if let Outcome::Done(done) = &finished.outcome {
                 // Those that claims have passed are found again in their lanes or by their keys.
                 let found = done.page.found.iter();

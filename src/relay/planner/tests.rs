@@ -34,8 +34,8 @@ fn routes() -> Routes {
     Routes::new(&config)
 }
 
-fn settings() -> Settings {
-    Settings {
+fn timing() -> Timing {
+    Timing {
         is_enabled: true,
         poll_interval: POLL,
         moment: Duration::from_millis(250),
@@ -212,7 +212,7 @@ impl<'a> Ground<'a> {
             ..View::default()
         };
         Self {
-            planner: Planner::new(now, settings(), routes, vec!["a", "b"]),
+            planner: Planner::new(now, timing(), routes, vec!["a", "b"]),
             now,
             view,
             held: HashSet::new(),
@@ -445,7 +445,7 @@ fn a_relay_that_is_not_to_work_or_has_no_lease_waits() {
     let expected = Wait::until(ground.now + LEASE_INTERVAL);
     assert_eq!(ground.next(), Step::Wait(expected));
     ground.view.custody.question = 3;
-    ground.planner.settings.is_enabled = false;
+    ground.planner.timing.is_enabled = false;
     let expected = Wait {
         answers: Some(3),
         ..Wait::until(ground.now + POLL)

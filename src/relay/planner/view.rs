@@ -77,9 +77,9 @@ impl View {
     }
 }
 
-/// The settings of the planner.
+/// When the planner works, and for how long.
 #[derive(Debug, Clone)]
-pub(in crate::relay) struct Settings {
+pub(in crate::relay) struct Timing {
     pub(in crate::relay) is_enabled: bool,
     pub(in crate::relay) poll_interval: Duration,
     /// The time limit for queries that read more than they return, so that claims are not held up.

@@ -53,7 +53,7 @@ pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
                     outcomes,
                 };
                 let name = format!("relay-endpoint-{}", started + 1);
-                let thread = thread::Builder::new().name(shared.config.thread_name(&name));
+                let thread = thread::Builder::new().name(shared.settings.thread_name(&name));
                 let work = move || {
                     let _guard = shared.threads.begin(&name);
                     let _log = shared.log.enter();

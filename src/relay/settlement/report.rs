@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::{Attempt, ERROR_CHARS, Kind, Settlement, Verdict, storable};
-use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::log;
 use crate::message::hashed_key;
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::observer::Settled;
+use crate::relay::settings::Settings;
 use crate::status::{ReasonCode, Status};
 use crate::store::relay::whereabouts::Whereabouts;
 
@@ -255,7 +255,7 @@ impl Failures {
 /// Logs a line for a settled message, with a stable event name. Repeated failures are only counted: see [`Failures`].
 pub(in crate::relay) fn log_settled(
     settlement: &Settlement,
-    config: &Config,
+    settings: &Settings,
     bulkheads: &[Bulkhead],
     failures: &mut Failures,
     now: Instant,
@@ -288,7 +288,7 @@ pub(in crate::relay) fn log_settled(
     log::log!(
         level,
         event = event,
-        outbox:% = config.table,
+        outbox:% = settings.table,
         sequence = settlement.sequence(),
         message_id:% = message.message_id,
         key = key,
@@ -307,7 +307,7 @@ pub(in crate::relay) fn log_settled(
 /// the state of the message: `None` if the message no longer exists. Returns why, in words.
 pub(in crate::relay) fn log_conflict(
     settlement: &Settlement,
-    config: &Config,
+    settings: &Settings,
     bulkheads: &[Bulkhead],
     now: Result<Option<&Whereabouts>, &DatabaseError>,
 ) -> String {
@@ -336,7 +336,7 @@ pub(in crate::relay) fn log_conflict(
     let standing = now.ok().flatten();
     log::warn!(
         event = "conflict",
-        outbox:% = config.table,
+        outbox:% = settings.table,
         sequence = settlement.sequence(),
         message_id:% = message.message_id,
         key = key,

@@ -54,7 +54,7 @@ impl<D: Database> Settler<'_, D> {
         let looks = shared.keyed_looks();
         let (registry, read_to) = (shared.registered.registry(), shared.registered.read_to());
         let mut settle = Settle {
-            config: &shared.config,
+            settings: &shared.settings,
             bulkheads: &shared.bulkheads,
             lease,
             kind,

@@ -25,7 +25,8 @@ use crate::dispatch::{EndpointClients, Failure, Outcome, Response};
 use crate::handlers::{Handlers, no_connection};
 use crate::message::Message;
 use crate::relay::batch::{Answered, Gathered, telling};
-use crate::relay::bulkhead::{Bulkhead, Dispatchers, Serves};
+use crate::relay::builder::Dispatchers;
+use crate::relay::bulkhead::{Bulkhead, Serves};
 use crate::relay::claimer::{Claimer, SOON, Turn};
 use crate::relay::fate::Unasked;
 use crate::relay::gate::{Admission, Pass};
@@ -35,12 +36,13 @@ use crate::relay::job::{Job, is_expired};
 use crate::relay::lease_clock::LeaseClock;
 use crate::relay::planner::tests::claimed;
 use crate::relay::planner::{
-    self, Awaited, Brought, Door, OfKeys, Planner, Report, Settings, Step, Surveyed, View, Wait,
+    self, Awaited, Brought, Door, OfKeys, Planner, Report, Step, Surveyed, Timing, View, Wait,
 };
 use crate::relay::registration;
 use crate::relay::registry::KnownEndpoint;
 use crate::relay::run::Run;
 use crate::relay::serving::{ServedEndpoint, ServedEndpoints};
+use crate::relay::settings::Settings;
 use crate::relay::settlement::{Outcomes, Settlement};
 use crate::relay::settler::{Keys, Settler};
 use crate::relay::shared::{Shared, Signals};
@@ -313,7 +315,12 @@ fn addressee(job: &Job) -> &str {
 }
 
 fn registration_of(shared: &Shared) -> Registration {
-    registration(&shared.config, "relay", shared.registered.can_send(), false)
+    registration(
+        &shared.settings,
+        "relay",
+        shared.registered.can_send(),
+        false,
+    )
 }
 
 /// The factory of dispatchers, which are not used here. It is shared by all processes with the same settings, because
@@ -416,13 +423,16 @@ impl<'w> Process<'w> {
             };
             let (bulkheads, senders) = Bulkhead::all(&config, dispatchers);
             queues = senders;
+            let registered = ServedEndpoints::new(&config, customers);
+            let settings = Settings::of(&config, registered.can_send());
             let clock = match stage.broken {
-                Some(Broken::OutlivesItsSession) => LeaseClock::of(&config).outliving_its_session(),
-                _ => LeaseClock::of(&config),
+                Some(Broken::OutlivesItsSession) => {
+                    LeaseClock::of(&settings).outliving_its_session()
+                }
+                _ => LeaseClock::of(&settings),
             };
             let source = Source::of_url(SecretString::from(""));
-            let registered = ServedEndpoints::new(&config, customers);
-            let mut shared = Shared::new(config, source, bulkheads, registered, clock, signals);
+            let mut shared = Shared::new(settings, source, bulkheads, registered, clock, signals);
             shared.claim_limit = CLAIM_LIMIT;
             shared
         });
@@ -499,14 +509,14 @@ impl<'w> Process<'w> {
 
     /// Whether the relay has the route for the topic `d`.
     pub(super) fn has_route(&self) -> bool {
-        let mut routes = self.shared.config.routes.iter();
-        routes.any(|route| route.topic == wants::ROUTED)
+        let mut routes = self.shared.settings.serves.routes.iter();
+        routes.any(|(topic, _)| topic == wants::ROUTED)
     }
 
     /// Whether the relay knows that a message is for other relays: for another destination of the same name.
     pub(super) fn leaves(&self, row: &Row) -> bool {
-        let configured = &self.shared.config.destinations;
-        let is_configured = configured.iter().any(|one| one.name == row.destination);
+        let configured = &self.shared.settings.serves.destinations;
+        let is_configured = configured.iter().any(|name| *name == row.destination);
         match row.registration {
             Some(OF_ROUTE) => !is_configured,
             Some(id) if is_configured => {
@@ -1689,13 +1699,13 @@ fn a_relay_whose_settings_refuse_a_destination_knows_that_it_skips_messages() {
 
 /// The planner's steps for these views. The answers are always the same.
 fn play(shared: &Shared, began: Instant, mut views: impl FnMut(u64) -> View) -> Vec<String> {
-    let settings = Settings {
+    let timing = Timing {
         is_enabled: true,
         poll_interval: Duration::from_secs(60),
         moment: Duration::from_millis(250),
     };
     let names = shared.bulkheads.iter().map(|bulkhead| &*bulkhead.name);
-    let mut planner = Planner::new(began, settings, &shared.routes, names.collect());
+    let mut planner = Planner::new(began, timing, &shared.routes, names.collect());
     planner.hear(Report::Registered(shared.registered.registry()));
     let stream = |is_keyed| streams::Found {
         stream: Stream {

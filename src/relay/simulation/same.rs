@@ -30,10 +30,11 @@ use super::setting;
 use super::stage::{Stage, Truth};
 use super::tables::{self, Changes, Tables, micros};
 use crate::clock;
-use crate::config::{Config, LedgerPayload, OnDead};
+use crate::config::{LedgerPayload, OnDead};
 use crate::message::{Due, NewMessage, Sequence};
 use crate::name::OutboxName;
 use crate::relay::session::Session;
+use crate::relay::settings::Settings;
 use crate::relay::shared::Shared;
 use crate::relay::threads::Post;
 use crate::relay::verdict::Verdict;
@@ -421,16 +422,16 @@ fn compare_on<'w>(
             Plans::ByIndex,
         )
     };
-    let config = Config {
+    let settings = Settings {
         table: name.clone(),
         on_dead: OnDead::Block,
         ledger_payload: LedgerPayload::WithEntry,
-        ..shared.config.clone()
+        ..shared.settings.clone()
     };
     let link = || Link::new(stage, 0, Actor::Claimer);
     let bulkheads = &shared.bulkheads;
-    let mut simulated = Side::new([link(), link()], &config, bulkheads, clock::now);
-    let mut real = Side::new([session(), session()], &config, bulkheads, Instant::now);
+    let mut simulated = Side::new([link(), link()], &settings, bulkheads, clock::now);
+    let mut real = Side::new([session(), session()], &settings, bulkheads, Instant::now);
     let (mut operator, mut producer) = (outbox.connect(), outbox.connect());
     // Discarded messages let keys continue in the order of their messages.
     (operator

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::question::{Ask, Question, Strip};
 use super::{LONG, Row, TURN, pause_turns, turns};
-use crate::config::{Config, OnDead};
+use crate::config::OnDead;
 use crate::message::Message;
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::database::{Answer, Asks, Database, Taken, Which};
@@ -17,6 +17,7 @@ use crate::relay::job::{Job, Terms};
 use crate::relay::planner::{Part, Streams};
 use crate::relay::registration;
 use crate::relay::session::AfterRefusal;
+use crate::relay::settings::Settings;
 use crate::relay::settlement::Settlement;
 use crate::relay::simulation::tables;
 use crate::relay::to::To;
@@ -40,7 +41,7 @@ pub(super) struct Side<'a, D> {
     db: D,
     /// A second connection, for a transaction that stays open.
     pub(super) other: D,
-    config: &'a Config,
+    settings: &'a Settings,
     bulkheads: &'a [Bulkhead],
     now: fn() -> Instant,
     /// In the order of registration: the numbers that questions use.
@@ -98,14 +99,14 @@ fn told_pauses(pauses: Vec<Paused>) -> Vec<String> {
 impl<'a, D: Database> Side<'a, D> {
     pub(super) fn new(
         [db, other]: [D; 2],
-        config: &'a Config,
+        settings: &'a Settings,
         bulkheads: &'a [Bulkhead],
         now: fn() -> Instant,
     ) -> Self {
         Self {
             db,
             other,
-            config,
+            settings,
             bulkheads,
             now,
             leases: Vec::new(),
@@ -204,7 +205,7 @@ impl<'a, D: Database> Side<'a, D> {
             relay: "relay".to_owned(),
             lease: turns(lasts),
             is_single_active,
-            serves: registration(self.config, "relay", false, false).serves,
+            serves: registration(self.settings, "relay", false, false).serves,
             records_topics: true,
             settings: None,
         })?;
@@ -356,7 +357,7 @@ impl<'a, D: Database> Side<'a, D> {
                 }
                 let settle = Settle {
                     runs: Some(&behind),
-                    config: self.config,
+                    settings: self.settings,
                     bulkheads: self.bulkheads,
                     lease,
                     kind: group[0].kind(),
