@@ -156,10 +156,11 @@ pub use crate::migrations::{Direction, MIGRATIONS, Migrations, migrate};
 pub use crate::name::{BadName, OutboxName};
 pub use crate::outbox::{Enqueued, Outbox, TraceContext};
 #[cfg(feature = "relay")]
-pub use crate::relay::{
-    Health, Observer, Problem, ProblemKind, Relay, RelayBuilder, RelayHandle, Settled,
-    ShutdownError, StartError, Stats,
-};
+pub use crate::relay::builder::{Relay, RelayBuilder};
+#[cfg(feature = "relay")]
+pub use crate::relay::health::{Health, Problem, ProblemKind};
+#[cfg(feature = "relay")]
+pub use crate::relay::{Observer, RelayHandle, Settled, ShutdownError, StartError, Stats};
 #[cfg(feature = "relay")]
 pub use crate::route::Route;
 pub use crate::status::{ReasonCode, Status};

@@ -18,7 +18,7 @@ use crate::dispatch::HttpDispatcher;
 use crate::error::DatabaseError;
 use crate::metrics::{LOG_DROPPED, READY};
 use crate::name::OutboxName;
-use crate::relay::{RelayHandle, StartError, Stats};
+use crate::relay::{RelayHandle, StartError, Stats, builder};
 use crate::status::ReasonCode;
 use crate::store::endpoints;
 use crate::store::operate::audit;
@@ -55,7 +55,8 @@ pub use crate::config::text::parse_duration;
 #[cfg(feature = "http")]
 pub use crate::endpoints::forward::Forward;
 pub use crate::public_error::{PUBLIC_ERRORS, TOKEN_WORDS};
-pub use crate::relay::{DepthGauges, DestinationState};
+pub use crate::relay::depths::DepthGauges;
+pub use crate::relay::health::DestinationState;
 pub use crate::store::operate::activity::{Activity, Rates};
 pub use crate::store::operate::audit::{
     Act, Cost, OperatorAct, SEARCH_UNIT, hold_budget, is_budget_spent, may_make_many,
@@ -177,7 +178,7 @@ pub fn with_id(which: MessageRef, message_id: Uuid) -> MessageRef {
 /// # Errors
 /// A [`StartError`] names the bad setting.
 pub fn check_relay(config: &Config) -> Result<(), StartError> {
-    crate::relay::check(config)
+    builder::check(config)
 }
 
 /// The label of the relay that the current thread belongs to.

@@ -4,10 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::custody::Waited;
+use super::health::{DestinationState, Health};
 use super::shared::{Reload, Shared};
-use super::{
-    DestinationState, Health, Incarnation, Launch, ShutdownError, StartError, Stats, monitor,
-};
+use super::{Incarnation, Launch, ShutdownError, StartError, Stats, monitor};
 use crate::lock::lock;
 use crate::log;
 use crate::shows::shows;

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use diesel::connection::SimpleConnection;
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 
+use super::RelayHandle;
 use super::builder::Dispatchers;
+use super::builder::Relay;
 use super::doubt::RanBy;
-use super::{Relay, RelayHandle};
 use crate::config::Config;
 use crate::dispatch::{Dispatcher, Outcome, Response};
 use crate::handlers::{Connections, Group, Handlers, no_connection};

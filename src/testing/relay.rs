@@ -5,7 +5,9 @@ use diesel::result::QueryResult;
 
 use crate::admin::WaitReason;
 use crate::message::{Message, Sequence};
-use crate::relay::{ByHand, Ended, Processed, RelayBuilder, StartError};
+use crate::relay::StartError;
+use crate::relay::builder::RelayBuilder;
+use crate::relay::by_hand::{ByHand, Ended, Processed};
 use crate::shows::shows;
 use crate::status::{ReasonCode, Status};
 
