@@ -48,7 +48,7 @@ sentences! {
     EXPIRED = "the message expired before delivery";
     CANCELLED = "the message was cancelled";
     BY_HAND = "the message was settled by an operator";
-    REMOVED = "the destination was removed";
+    REMOVED = "the endpoint was removed";
     TOKEN_ANSWERED = "your token server answered {}";
     FAILED = "the delivery failed";
 }

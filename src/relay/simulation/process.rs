@@ -516,7 +516,7 @@ impl<'w> Process<'w> {
     /// Whether the relay knows that a message is for other relays: for another destination of the same name.
     pub(super) fn leaves(&self, row: &Row) -> bool {
         let configured = &self.shared.settings.serves.destinations;
-        let is_configured = configured.iter().any(|name| *name == row.destination);
+        let is_configured = configured.contains(&row.destination);
         match row.registration {
             Some(OF_ROUTE) => !is_configured,
             Some(id) if is_configured => {
