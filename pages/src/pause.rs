@@ -58,13 +58,13 @@ pub fn while_disabled(config: &Config) -> String {
         None => "cannot be recovered: the ledger keeps no content".to_owned(),
     };
     format!(
-        "New messages are not for the destination, and those already addressed to it wait. Messages of the time of the disablement {missed}."
+        "New messages are not for the endpoint, and those already addressed to it wait. Messages of the time of the disablement {missed}."
     )
 }
 
 /// What becomes of the messages of a paused endpoint.
 pub const WHILE_PAUSED: &str =
-    "New messages are addressed to the destination, and wait until the pause ends.";
+    "New messages are addressed to the endpoint, and wait until the pause ends.";
 
 /// The state of an endpoint in words: `paused by its owner until 2026-11-25 10:00:00Z: upgrade`.
 pub fn state_in_words(one: &Endpoint) -> String {

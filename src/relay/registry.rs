@@ -1,5 +1,5 @@
 //! The endpoints that a relay knows, as a value: what they are, and which messages they want. What sends
-//! to them is elsewhere (`relay/registered.rs`).
+//! to them is elsewhere (`relay/serving.rs`).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -627,7 +627,7 @@ fn endpoints_are_searched_shown_and_changed() {
     assert_eq!(leads(&done), Some(format!("{one}&done=disabled")));
     let body = page.get(&format!("{one}&done=disabled")).body;
     assert!(body.contains("they asked"), "{body}");
-    assert!(body.contains("Disabled. New messages are not for the destination"));
+    assert!(body.contains("Disabled. New messages are not for the endpoint"));
     let tested = change("test", "");
     assert!(tested.body.contains("succeeded"), "{tested:?}");
     assert_eq!(receiver.count(), 1);

@@ -287,7 +287,7 @@ fn drift_of_tables_is_reported() {
     provoked(
         "ALTER TABLE {o}_endpoint DISABLE TRIGGER outbox_endpoint_gone",
         "drift",
-        "is disabled: messages of a removed destination stay in the outbox",
+        "is disabled: messages of a removed endpoint stay in the outbox",
         "warning",
         None,
     );

@@ -278,7 +278,7 @@ fn notice(query: &Form, config: &Config) -> Option<String> {
         ("retried", _) => format!("{messages} due at once. If more matched, repeat the change."),
         ("many_cancelled", _) => format!("{messages} cancelled. If more matched, repeat the change."),
         ("recovered", _) => {
-            format!("{messages} enqueued for this destination. If more matched, repeat the change.")
+            format!("{messages} enqueued for this endpoint. If more matched, repeat the change.")
         }
         ("no_endpoint", _) => {
             "Nothing was changed: the endpoint does not exist, or has no such message."

@@ -166,18 +166,18 @@ fn consequence(trigger: &str) -> &'static str {
     match trigger {
         "outbox_wake" => "commits do not wake relays",
         "outbox_address" => {
-            "a message may reach another destination that got the name of a removed one"
+            "a message may reach another endpoint that got the name of a removed one"
         }
         "outbox_endpoint_wake" => "changes of endpoints do not wake relays",
         "outbox_endpoint_changes" => "relays do not see changes of endpoints",
-        "outbox_endpoint_gone" => "messages of a removed destination stay in the outbox",
+        "outbox_endpoint_gone" => "messages of a removed endpoint stay in the outbox",
         "outbox_endpoint_emptied" => {
-            "messages of destinations that TRUNCATE removes stay in the outbox"
+            "messages of endpoints that TRUNCATE removes stay in the outbox"
         }
         "outbox_endpoint_there" => {
-            "messages that name a destination that was removed and registered again end unsent"
+            "messages that name an endpoint that was removed and registered again end unsent"
         }
-        "outbox_endpoint_changed" => "relays see changed destinations ten minutes later",
+        "outbox_endpoint_changed" => "relays see changed endpoints ten minutes later",
         "outbox_endpoint_most" | "outbox_endpoint_most_moved" => {
             "nothing limits the endpoints of a tenant"
         }
