@@ -95,7 +95,7 @@ fn no_pool() -> Result<Pooled, HandlerError> {
     ))
 }
 
-/// CheckedSettings settings, and what is made from them without a database.
+/// Checked settings, and what is made from them without a database.
 pub(in crate::relay) struct CheckedSettings {
     pub(in crate::relay) config: Config,
     pub(in crate::relay) manager: Option<Arc<dyn Manager>>,
