@@ -337,7 +337,7 @@ fn a_destination_is_registered_changed_and_verified_and_its_secret_is_shown_once
     assert_eq!(edit.status(), StatusCode::FORBIDDEN);
     let acts = |q| {
         let page = shown_to(&pages, ann(), &format!("/audit?q={q}"));
-        text(&page).matches("<code>destination ").count()
+        text(&page).matches("<code>endpoint ").count()
     };
     assert_eq!(
         (acts(""), acts("Bob"), acts("acme"), acts("%25")),
