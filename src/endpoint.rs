@@ -336,7 +336,7 @@ impl Endpoint {
     ///
     /// assert!(Endpoint::new("acme", "https://acme.example/hooks").check().is_ok());
     /// let error = Endpoint::new("acme", "acme.example").check().unwrap_err();
-    /// assert_eq!(error.key(), "endpoints.acme.url");
+    /// assert_eq!(error.key(), "destinations.acme.url");
     /// ```
     ///
     /// # Errors
