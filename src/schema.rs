@@ -102,7 +102,7 @@ pub(crate) mod values;
 ///     pub mod billing {
 ///         diesel_outbox::outbox_tables!(
 ///             billing.events: events_ledger, events_attempt, events_dead, events_lease, events_pause,
-///             events_destination, events_messages
+///             events_endpoint, events_messages
 ///         );
 ///     }
 /// }
