@@ -1,30 +1,18 @@
 //! Waiting for notifications: a separate libpq connection, because Diesel does not expose its socket, and the
 //! advisory lock that tells inserts that a relay sleeps.
-//!
-//! The only `unsafe` code of the crate beside [`descriptor`](super::descriptor). Its invariants:
-//! - `Raw::conn` comes from `PQconnectdb`, is not null, is used by one thread at a time (`&mut self`),
-//!   and is freed once, by `Drop`.
-//! - Each result and each notification is freed once, after its text is copied.
-//! - Every text passed to libpq is a `CString` that lives during the call.
 
-#![allow(
-    unsafe_code,
-    reason = "there is no other way to libpq's socket and notifications"
-)]
-
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::CString;
 use std::os::fd::BorrowedFd;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use pq_sys::{ConnStatusType, ExecStatusType, PGconn, PGresult};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::address::{OF_SESSION, POOLERS_TURN, with_parameters, without_password};
 use super::backend::Backend;
-use super::descriptor::with_descriptor;
+use super::libpq::Pq;
 use super::socket::{Kind, Socket};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
@@ -241,53 +229,38 @@ fn quoted(text: &str) -> String {
 
 /// A libpq connection.
 struct Raw {
-    conn: *mut PGconn,
+    pq: Pq,
     url: SecretString,
     /// How long to wait for the answer to a statement.
     answer: Duration,
     kind: Kind,
     /// While it is kept, the socket is taken for no other connection's.
-    socket: Socket,
+    _socket: Socket,
 }
-
-// SAFETY: any thread may use a connection, one thread at a time; `&mut self` ensures that.
-unsafe impl Send for Raw {}
 
 impl Raw {
     fn connect(url: &SecretString, answer: Duration) -> Result<Self, DatabaseError> {
         let socket = Socket::new();
         let parameters = CString::new(with_parameters(url.expose_secret(), &[socket.parameter()]))
             .map_err(|_| DatabaseError::Connect("the URL contains a NUL byte".to_owned()))?;
-        // SAFETY: `parameters` lives until the call returns.
-        let conn = unsafe { pq_sys::PQconnectdb(parameters.as_ptr()) };
-        if conn.is_null() {
-            return Err(DatabaseError::Connect("out of memory".to_owned()));
+        let pq = Pq::connect(&parameters)
+            .ok_or_else(|| DatabaseError::Connect("out of memory".to_owned()))?;
+        let found = pq.is_open().then(|| pq.with_socket(|fd| socket.found(fd)));
+        match found.flatten() {
+            Some(kind) => Ok(Self {
+                pq,
+                url: url.clone(),
+                answer,
+                kind,
+                _socket: socket,
+            }),
+            None => Err(error(url, &pq.error())),
         }
-        let mut raw = Self {
-            conn,
-            url: url.clone(),
-            answer,
-            kind: Kind::Tagged,
-            socket,
-        };
-        // SAFETY: `conn` is a connection, in any state. The notice processor needs no argument.
-        let status = unsafe {
-            pq_sys::PQsetNoticeProcessor(raw.conn, Some(ignore), std::ptr::null_mut());
-            pq_sys::PQstatus(raw.conn)
-        };
-        if status != ConnStatusType::CONNECTION_OK {
-            return Err(raw.error());
-        }
-        // SAFETY: `conn` is an open connection, so it has a socket.
-        let number = unsafe { pq_sys::PQsocket(raw.conn) };
-        raw.kind = with_descriptor(number, |fd| raw.socket.found(fd));
-        Ok(raw)
     }
 
     /// Whether the server process is the one that greeted this client.
     fn has_own_process(&mut self) -> Result<bool, DatabaseError> {
-        // SAFETY: `conn` is a connection.
-        let greeted_by = unsafe { pq_sys::PQbackendPID(self.conn) };
+        let greeted_by = self.pq.greeted_by();
         let pid = self.execute("SELECT pg_catalog.pg_backend_pid()")?;
         Ok(pid == Some(greeted_by.to_string()))
     }
@@ -322,38 +295,23 @@ impl Raw {
     fn execute(&mut self, sql: &str) -> Result<Option<String>, DatabaseError> {
         let sql = CString::new(sql)
             .map_err(|_| DatabaseError::Connect("a statement contains a NUL byte".to_owned()))?;
-        // SAFETY: `conn` is a connection, `sql` lives until the call returns.
-        if unsafe { pq_sys::PQsendQuery(self.conn, sql.as_ptr()) } != 1 {
+        if !self.pq.send(&sql) {
             return Err(self.error());
         }
         let until = Instant::now() + self.answer;
         let mut last = Ok(None);
         loop {
             self.wait_for_result(until)?;
-            // SAFETY: `conn` is a connection. The result is freed below, after its text is copied.
-            unsafe {
-                let result: *mut PGresult = pq_sys::PQgetResult(self.conn);
-                if result.is_null() {
-                    return last;
-                }
-                let of_this = match pq_sys::PQresultStatus(result) {
-                    ExecStatusType::PGRES_COMMAND_OK => Ok(None),
-                    ExecStatusType::PGRES_TUPLES_OK if pq_sys::PQntuples(result) > 0 => {
-                        Ok(Some(text(pq_sys::PQgetvalue(result, 0, 0))))
-                    }
-                    ExecStatusType::PGRES_TUPLES_OK => Ok(None),
-                    _ => Err(self.error()),
-                };
-                pq_sys::PQclear(result);
-                last = last.and(of_this);
-            }
+            let Some(of_this) = self.pq.next_result() else {
+                return last;
+            };
+            last = last.and(of_this.map_err(|text| error(&self.url, &text)));
         }
     }
 
-    /// Waits until [`PQgetResult`](pq_sys::PQgetResult) has an answer without waiting.
+    /// Waits until [`Pq::next_result`] has an answer without waiting.
     fn wait_for_result(&mut self, until: Instant) -> Result<(), DatabaseError> {
-        // SAFETY: `conn` is a connection.
-        while unsafe { pq_sys::PQisBusy(self.conn) } == 1 {
+        while self.pq.is_busy() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let answer = self.answer;
@@ -372,76 +330,35 @@ impl Raw {
         other: Option<BorrowedFd<'_>>,
         time: Option<Duration>,
     ) -> Result<(), DatabaseError> {
-        // SAFETY: `conn` is a connection.
-        let socket = unsafe { pq_sys::PQsocket(self.conn) };
-        if socket < 0 {
-            return Err(self.error());
-        }
-        // SAFETY: the connection owns the socket, and keeps it open until `PQconsumeInput` below.
-        let socket = unsafe { BorrowedFd::borrow_raw(socket) };
-        let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-        let mut descriptors = vec![readable(socket)];
-        descriptors.extend(other.map(readable));
         let time = time.and_then(|time| Timespec::try_from(time).ok());
-        match poll(&mut descriptors, time.as_ref()) {
+        let polled = self.pq.with_socket(|socket| {
+            let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+            let mut descriptors = vec![readable(socket)];
+            descriptors.extend(other.map(readable));
+            poll(&mut descriptors, time.as_ref()).map(|_| !descriptors[0].revents().is_empty())
+        });
+        match polled {
             // The caller checks for notifications, and calls again.
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(DatabaseError::Connect(format!("cannot wait: {error}"))),
-        }
-        if descriptors[0].revents().is_empty() {
-            return Ok(());
-        }
-        // SAFETY: `conn` is a connection.
-        match unsafe { pq_sys::PQconsumeInput(self.conn) } {
-            1 => Ok(()),
-            _ => Err(self.error()),
+            Some(Ok(false) | Err(Errno::INTR)) => Ok(()),
+            Some(Err(error)) => Err(DatabaseError::Connect(format!("cannot wait: {error}"))),
+            Some(Ok(true)) if self.pq.read() => Ok(()),
+            Some(Ok(true)) | None => Err(self.error()),
         }
     }
 
     fn notifications(&mut self) -> usize {
-        let mut count = 0;
-        loop {
-            // SAFETY: `conn` is a connection; a notification that is not null must be freed here.
-            unsafe {
-                let notification = pq_sys::PQnotifies(self.conn);
-                if notification.is_null() {
-                    return count;
-                }
-                pq_sys::PQfreemem(notification.cast::<c_void>());
-            }
-            count += 1;
-        }
+        let pq = &mut self.pq;
+        std::iter::from_fn(|| pq.take_notification().then_some(())).count()
     }
 
     fn error(&self) -> DatabaseError {
-        // SAFETY: `conn` is a connection; the text is copied at once.
-        let error = unsafe { text(pq_sys::PQerrorMessage(self.conn)) };
-        let error = without_password(&error, self.url.expose_secret());
-        let lines: Vec<&str> = error.lines().map(str::trim).collect();
-        DatabaseError::Connect(lines.join("; "))
+        error(&self.url, &self.pq.error())
     }
 }
 
-impl Drop for Raw {
-    fn drop(&mut self) {
-        // SAFETY: `conn` is a connection, and is not used afterwards.
-        unsafe { pq_sys::PQfinish(self.conn) };
-    }
+/// An error of libpq on one line, without the password of the URL.
+fn error(url: &SecretString, text: &str) -> DatabaseError {
+    let text = without_password(text, url.expose_secret());
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    DatabaseError::Connect(lines.join("; "))
 }
-
-/// Copies a text of libpq.
-///
-/// # Safety
-/// `text` is null, or a C string that lives until the function returns.
-unsafe fn text(text: *const c_char) -> String {
-    if text.is_null() {
-        return String::new();
-    }
-    // SAFETY: the caller guarantees a C string that lives long enough.
-    unsafe { CStr::from_ptr(text) }
-        .to_string_lossy()
-        .into_owned()
-}
-
-/// Ignores notices, which libpq would write to standard error.
-extern "C" fn ignore(_: *mut c_void, _: *const c_char) {}

@@ -112,7 +112,7 @@ mod linux {
 
     use super::{KNOWN, Kind, Socket, TAGS};
     use crate::lock::lock;
-    use crate::store::relay::descriptor::with_descriptor;
+    use crate::store::relay::libpq::with_descriptor;
 
     /// The cookies of all sockets of this process.
     pub(in crate::store::relay) type Cookies = HashSet<u64>;
