@@ -257,6 +257,8 @@ fn one_of_many_databases_whose_connection_leads_nowhere_is_served_again() {
     let watched = "SELECT count(*) FROM pg_stat_activity
                     WHERE datname = current_database() AND query !~ '^(SET.*)?$'
                       AND application_name = 'diesel-outbox databases'";
+    // The first look closes its connection for a first relay.
+    process.wait_for_log("event=relay_stopped");
     eventually("the database is watched", || database.number(watched) == 1);
 
     proxy.silence();
