@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 pub use self::context::{Connection, Context, PooledContext};
 pub(crate) use self::context::{Connections, Pool, Pooled};
 pub use self::error::HandlerError;
-pub(crate) use self::group::{Group, MOST_LATE};
+pub(crate) use self::group::Group;
 pub(crate) use self::pool::{no_connection, of_url, pool_of};
 
 use crate::backoff::Backoff;

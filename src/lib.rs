@@ -107,6 +107,8 @@ mod words;
 
 // Layer 1: the database, and dispatch to receivers.
 #[cfg(feature = "relay")]
+mod calls;
+#[cfg(feature = "relay")]
 mod dispatch;
 pub mod rows;
 pub mod schema;

@@ -17,6 +17,7 @@ use uuid::Uuid;
 
 use super::context::{Connections, Lent, PooledContext};
 use super::{Handler, Handlers, run};
+use crate::calls::{Calls, OnEnd};
 use crate::clock;
 use crate::dispatch::fence::Hold;
 use crate::dispatch::{Failure, Outcome};
@@ -28,7 +29,7 @@ use crate::spans::Span;
 use crate::status::ReasonCode;
 
 /// The most calls of a group that may run past the limit. At this number the group starts no more calls.
-pub(crate) const MOST_LATE: usize = 64;
+const MOST_LATE: usize = 64;
 
 /// A running group of handlers.
 pub(crate) struct Group {
@@ -66,9 +67,6 @@ struct Task {
     /// Dropped after the call has ended and its outcome was passed on.
     running: Sender<()>,
 }
-
-/// Receives the outcome of a call.
-pub(crate) type OnEnd = Box<dyn FnOnce(Outcome) + Send>;
 
 /// A running call.
 struct Call {
@@ -114,25 +112,65 @@ impl Group {
         }
     }
 
-    /// The number of calls past the limit.
-    pub(crate) fn late(&self) -> usize {
-        self.shared.late.load(Ordering::Relaxed)
+    /// Waits for a call until the deadline. A longer call continues, and is reported once.
+    fn wait(&self, key: &Key, ended: &Receiver<()>, deadline: Instant) -> Waited {
+        if ended.recv_deadline(deadline) != Err(RecvTimeoutError::Timeout) {
+            return Waited::ToItsEnd;
+        }
+        let mut all = calls();
+        let call = all.get_mut(key);
+        let Some(call) = call.filter(|call| call.running.same_channel(ended)) else {
+            // The call ended just after the deadline.
+            return Waited::ToItsEnd;
+        };
+        if !call.is_late {
+            call.is_late = true;
+            call.group.late.fetch_add(1, Ordering::Relaxed);
+            drop(all);
+            let (_, (_, message_id)) = key;
+            log::error!(
+                event = "handler_stuck", message_id:% = message_id, handlers = self.shared.name;
+                "a handler of {} is still running after {}: message {} stays claimed until the handler returns",
+                self.shared.name, humantime::format_duration(self.timeout), message_id
+            );
+        }
+        Waited::ToTheLimit
     }
 
-    /// Handles a message on this thread and this connection, without a limit. For tests.
-    pub(crate) fn handle_here(&self, message: &Message, conn: &mut PgConnection) -> Outcome {
-        let lent = Lent::new(conn);
-        let context = PooledContext::lent(message, &self.shared.inbox, &lent);
-        match self.handlers.find(&message.topic) {
-            Ok(handler) => run(&*handler, message, &context),
-            Err(failure) => Outcome::Retry(failure),
+    /// Gives a task to a thread.
+    fn give(&self, mut task: Task) -> std::io::Result<Worker> {
+        loop {
+            let idle = self.lock_idle().pop();
+            let worker = match idle {
+                Some(worker) => worker,
+                None => self.worker()?,
+            };
+            match worker.tasks.send(task) {
+                Ok(()) => return Ok(worker),
+                // A panic of an observer or the logger has ended that thread: try the next thread.
+                Err(unsent) => task = unsent.into_inner(),
+            }
         }
     }
 
-    /// Calls the handler of a message. Returns when the call has ended or the limit of the group has passed.
-    /// `on_end` gets the outcome, on any thread and however late. If a call of this message is already running
-    /// in this process, its outcome also counts for this claim.
-    pub(crate) fn call(&self, message: Message, span: Span, on_end: OnEnd) {
+    fn worker(&self) -> std::io::Result<Worker> {
+        let number = self.started.fetch_add(1, Ordering::Relaxed) + 1;
+        let (tasks, queue) = bounded(1);
+        let shared = Arc::clone(&self.shared);
+        let thread = std::thread::Builder::new()
+            .name(format!("relay-handle-{number}"))
+            .spawn(move || shared.work(&queue))?;
+        Ok(Worker { tasks, thread })
+    }
+
+    fn lock_idle(&self) -> MutexGuard<'_, Vec<Worker>> {
+        lock(&self.idle)
+    }
+}
+
+impl Calls for Group {
+    /// If a call of this message is already running in this process, its outcome also counts for this claim.
+    fn call(&self, message: Message, span: Span, on_end: OnEnd) {
         let handler = match self.handlers.find(&message.topic) {
             Ok(handler) => handler,
             Err(failure) => return on_end(Outcome::Retry(failure)),
@@ -192,59 +230,21 @@ impl Group {
         }
     }
 
-    /// Waits for a call until the deadline. A longer call continues, and is reported once.
-    fn wait(&self, key: &Key, ended: &Receiver<()>, deadline: Instant) -> Waited {
-        if ended.recv_deadline(deadline) != Err(RecvTimeoutError::Timeout) {
-            return Waited::ToItsEnd;
-        }
-        let mut all = calls();
-        let call = all.get_mut(key);
-        let Some(call) = call.filter(|call| call.running.same_channel(ended)) else {
-            // The call ended just after the deadline.
-            return Waited::ToItsEnd;
-        };
-        if !call.is_late {
-            call.is_late = true;
-            call.group.late.fetch_add(1, Ordering::Relaxed);
-            drop(all);
-            let (_, (_, message_id)) = key;
-            log::error!(
-                event = "handler_stuck", message_id:% = message_id, handlers = self.shared.name;
-                "a handler of {} is still running after {}: message {} stays claimed until the handler returns",
-                self.shared.name, humantime::format_duration(self.timeout), message_id
-            );
-        }
-        Waited::ToTheLimit
-    }
-
-    /// Gives a task to a thread.
-    fn give(&self, mut task: Task) -> std::io::Result<Worker> {
-        loop {
-            let idle = self.lock_idle().pop();
-            let worker = match idle {
-                Some(worker) => worker,
-                None => self.worker()?,
-            };
-            match worker.tasks.send(task) {
-                Ok(()) => return Ok(worker),
-                // A panic of an observer or the logger has ended that thread: try the next thread.
-                Err(unsent) => task = unsent.into_inner(),
-            }
+    fn call_here(&self, message: &Message, conn: &mut PgConnection) -> Outcome {
+        let lent = Lent::new(conn);
+        let context = PooledContext::lent(message, &self.shared.inbox, &lent);
+        match self.handlers.find(&message.topic) {
+            Ok(handler) => run(&*handler, message, &context),
+            Err(failure) => Outcome::Retry(failure),
         }
     }
 
-    fn worker(&self) -> std::io::Result<Worker> {
-        let number = self.started.fetch_add(1, Ordering::Relaxed) + 1;
-        let (tasks, queue) = bounded(1);
-        let shared = Arc::clone(&self.shared);
-        let thread = std::thread::Builder::new()
-            .name(format!("relay-handle-{number}"))
-            .spawn(move || shared.work(&queue))?;
-        Ok(Worker { tasks, thread })
+    fn late(&self) -> usize {
+        self.shared.late.load(Ordering::Relaxed)
     }
 
-    fn lock_idle(&self) -> MutexGuard<'_, Vec<Worker>> {
-        lock(&self.idle)
+    fn most_late(&self) -> usize {
+        MOST_LATE
     }
 }
 

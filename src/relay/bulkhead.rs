@@ -12,8 +12,8 @@ use super::job::Job;
 use super::limits::Limits;
 use super::to::To;
 use super::turns::Turns;
+use crate::calls::Calls;
 use crate::dispatch::Dispatcher;
-use crate::handlers::Group;
 use crate::message::Message;
 
 /// The most bytes of messages in memory, of all destinations together, before claims get smaller.
@@ -53,7 +53,7 @@ pub(crate) struct Bulkhead {
 /// The recipient of a destination's messages.
 pub(crate) enum Serves {
     Dispatcher(Arc<dyn Dispatcher>),
-    Group(Arc<Group>),
+    Handlers(Arc<dyn Calls>),
     /// All endpoints: each has its own dispatcher.
     Registered,
 }
@@ -106,7 +106,7 @@ impl Bulkhead {
     pub(super) fn most_threads(&self) -> usize {
         match self.serves {
             Serves::Registered => Turns::most(self.limits.concurrency),
-            Serves::Dispatcher(_) | Serves::Group(_) => self.limits.concurrency,
+            Serves::Dispatcher(_) | Serves::Handlers(_) => self.limits.concurrency,
         }
     }
 
@@ -130,7 +130,7 @@ impl Bulkhead {
         match self.serves {
             Serves::Dispatcher(_) | Serves::Registered => message.bytes(),
             // A handler works on a copy.
-            Serves::Group(_) => 2 * message.bytes(),
+            Serves::Handlers(_) => 2 * message.bytes(),
         }
     }
 

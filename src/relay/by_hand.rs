@@ -227,7 +227,9 @@ impl ByHand {
         self.observers
             .tell(message, |one| one.sending(message, name));
         let outcome = match &bulkhead.serves {
-            Serves::Group(group) => in_savepoint(conn, |conn| group.handle_here(message, conn)),
+            Serves::Handlers(handlers) => {
+                in_savepoint(conn, |conn| handlers.call_here(message, conn))
+            }
             Serves::Dispatcher(dispatcher) => {
                 caught(message, || dispatcher.dispatch(message)).unwrap_or_else(Outcome::Retry)
             }

@@ -14,8 +14,8 @@ use super::shared::{Reload, Shared};
 use super::threads::{MARGIN, Post, State};
 use super::to::To;
 use super::unrouted::Unrouted;
+use crate::calls::Calls;
 use crate::dispatch::close_idle;
-use crate::handlers::MOST_LATE;
 use crate::status::ReasonCode;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::topics::correct_or_declare;
@@ -136,10 +136,10 @@ pub(crate) fn health(shared: &Shared) -> Health {
             let what = stuck_sending(bulkhead, stuck.len(), senders.len(), *longest);
             found(kind, what);
         }
-        if let Serves::Group(group) = &bulkhead.serves
-            && group.late() > 0
+        if let Serves::Handlers(handlers) = &bulkhead.serves
+            && handlers.late() > 0
         {
-            let (kind, what) = stuck_handlers(bulkhead, group.late());
+            let (kind, what) = stuck_handlers(bulkhead, &**handlers);
             found(kind, what);
         }
     }
@@ -328,8 +328,9 @@ fn stuck_in_database(thread: &str, stayed: Duration) -> String {
     )
 }
 
-fn stuck_handlers(bulkhead: &Bulkhead, late: usize) -> (ProblemKind, String) {
-    let (kind, then) = if late < MOST_LATE {
+fn stuck_handlers(bulkhead: &Bulkhead, handlers: &dyn Calls) -> (ProblemKind, String) {
+    let late = handlers.late();
+    let (kind, then) = if late < handlers.most_late() {
         (ProblemKind::SomeSendersStuck, "the group continues")
     } else {
         (

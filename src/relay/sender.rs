@@ -20,9 +20,9 @@ use super::threads::{MARGIN, Stay, Within};
 use super::to::To;
 use super::turns::Sent;
 use super::verdict::Verdict;
+use crate::calls::Calls;
 use crate::config::RequestBatch;
 use crate::dispatch::{Dispatcher, Failure, Outcome, caught, fence};
-use crate::handlers::Group;
 use crate::lock::lock;
 use crate::log;
 use crate::message::Message;
@@ -224,8 +224,8 @@ impl SenderThread<'_> {
                 };
                 (Some(settlement), Some(sent))
             }
-            Serves::Group(group) => {
-                self.hand_to(group, begun);
+            Serves::Handlers(handlers) => {
+                self.hand_to(&**handlers, begun);
                 (None, None)
             }
             // Not reached: each endpoint has its own dispatcher.
@@ -233,8 +233,8 @@ impl SenderThread<'_> {
         }
     }
 
-    /// Has the group call the handler. The handler may end after this thread has continued with other messages.
-    fn hand_to(&self, group: &Group, begun: Begun) {
+    /// Has the handler called. The handler may end after this thread has continued with other messages.
+    fn hand_to(&self, handlers: &dyn Calls, begun: Begun) {
         let (message, lease) = (begun.job.message.clone(), begun.job.lease);
         let (shared, number) = (Arc::clone(self.shared), self.desk.bulkhead.number);
         let outcomes = self.desk.outcomes.clone();
@@ -250,7 +250,7 @@ impl SenderThread<'_> {
                 log::debug!(event = "handler_unheard", destination:% = desk.bulkhead.name; "a handler of {:?} has ended after the relay: the message is taken over when the lease expires", desk.bulkhead.name);
             }
         };
-        group.call(*message, span, Box::new(conclude));
+        handlers.call(*message, span, Box::new(conclude));
     }
 
     /// Sends several runs by one request.

@@ -51,7 +51,7 @@ impl Bulkhead {
         };
         let groups = config.in_process.iter().zip(groups);
         let groups = groups
-            .map(|(local, group)| plain(&local.name, &local.policy, None, Serves::Group(group)));
+            .map(|(local, group)| plain(&local.name, &local.policy, None, Serves::Handlers(group)));
         let rest = rest.map(|dispatcher| {
             let (policy, batch) = (DeliveryPolicy::default(), Some(RequestBatch::default()));
             plain(REST, &policy, batch, Serves::Dispatcher(dispatcher))

@@ -1176,7 +1176,7 @@ impl<'w> Stage<'w> {
         }
         let jobs: Vec<&Job> = request.jobs.iter().flat_map(Job::each).collect();
         let shared = self.processes.borrow()[number].shared;
-        let is_group = matches!(shared.bulkheads[which].serves, Serves::Group(_));
+        let is_group = matches!(shared.bulkheads[which].serves, Serves::Handlers(_));
         let (outcomes, lasts) = match is_group {
             true => self.handle(&request.jobs),
             false => self.answer(&request.jobs, name),
@@ -1470,7 +1470,7 @@ impl<'w> Stage<'w> {
         if registered.is_none() || is_delivered {
             shared.bulkheads[number].learn(took);
         }
-        if matches!(shared.bulkheads[number].serves, Serves::Group(_)) {
+        if matches!(shared.bulkheads[number].serves, Serves::Handlers(_)) {
             let ended = jobs.iter().map(|job| (job.lease, Claim::of(&job.message)));
             ended.for_each(|(lease, claim)| shared.custody.end_handling(lease, claim));
         }
