@@ -24,6 +24,7 @@ mod groups;
 mod handle;
 pub(crate) mod health;
 mod heartbeat;
+mod hooks;
 mod intake;
 mod janitor;
 mod job;
@@ -78,6 +79,7 @@ pub use self::stats::Stats;
 use self::bulkhead::Bulkhead;
 use self::ending::held;
 use self::heartbeat::Ending;
+use self::hooks::Hooks;
 use self::job::Job;
 use self::lease_clock::LeaseClock;
 use self::observer::Observers;
@@ -91,7 +93,6 @@ use crate::log;
 use crate::store::pinned::{located, pinned};
 use crate::store::relay::connection::{Limits, Plans, Source};
 use crate::store::relay::lease::{self, LeaseId, Registration};
-use crate::store::setup::rights;
 
 /// The time limit of each statement during the start.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -114,6 +115,7 @@ struct Assembled {
     bulkheads: Vec<Bulkhead>,
     queues: Vec<Sender<Job>>,
     registered: ServedEndpoints,
+    hooks: Hooks,
     observers: Observers,
     limit: Option<u64>,
     is_one_shot: bool,
@@ -140,6 +142,7 @@ impl Incarnation {
             bulkheads,
             queues,
             registered,
+            hooks,
             observers,
             limit,
             is_one_shot,
@@ -149,7 +152,7 @@ impl Incarnation {
         let mut conn = source.connect("start", limits)?.conn;
         // From here on every statement names tables with their schema.
         settings.table = located(&mut conn, &settings.table).map_err(DatabaseError::from)?;
-        pinned(&mut conn, &settings.table, rights::check_relay)?;
+        pinned(&mut conn, &settings.table, hooks.check)?;
         let relay_name = format!("{}:{}", host_name(), std::process::id());
         let clock = LeaseClock::of(&settings);
         let asked = BootTime::now();
@@ -164,7 +167,9 @@ impl Incarnation {
         let (stop, stop_signal) = bounded(0);
         let (abandon, abandon_signal) = bounded(0);
         let signals = Signals::new(stop_signal, abandon_signal)?;
-        let mut shared = Shared::new(settings, source, bulkheads, registered, clock, signals);
+        let mut shared = Shared::new(
+            settings, source, bulkheads, registered, hooks, clock, signals,
+        );
         (shared.observers, shared.limit) = (observers, limit);
         (shared.is_one_shot, shared.claim_limit) = (is_one_shot, claim_limit);
         let shared = Arc::new(shared);

@@ -15,7 +15,6 @@ use super::threads::{MARGIN, Post, State};
 use super::to::To;
 use super::unrouted::Unrouted;
 use crate::calls::Calls;
-use crate::dispatch::close_idle;
 use crate::status::ReasonCode;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::topics::correct_or_declare;
@@ -32,7 +31,7 @@ pub(crate) fn run(shared: &Shared) {
     loop {
         look(shared);
         record(shared);
-        close_idle();
+        (shared.hooks.close_idle)();
         match shared.signals.stop.recv_timeout(INTERVAL) {
             Err(RecvTimeoutError::Timeout) => {}
             Ok(()) | Err(RecvTimeoutError::Disconnected) => break,

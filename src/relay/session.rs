@@ -7,6 +7,7 @@ use diesel::connection::{AnsiTransactionManager, TransactionManager};
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::{Connection, PgConnection};
 
+use super::hooks::Check;
 use super::threads::{Cause, MARGIN, Post, Threads};
 use crate::error::DatabaseError;
 use crate::lock::lock;
@@ -17,7 +18,6 @@ use crate::store::relay::backend::{Backend, backend};
 use crate::store::relay::connection::{
     Connected, Limits, POOLERS_TURN, Plans, Source, keep_memory, lock_limit,
 };
-use crate::store::setup::rights;
 
 /// The first wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
@@ -69,6 +69,8 @@ pub(crate) struct Session {
     /// `lock_limit`.
     expects_locks: bool,
     plans: Plans,
+    /// Finds what the outbox lacks, after a statement has failed.
+    check: Check,
     /// If the connection is shared, it is here only while the thread has its turn.
     conn: Option<Connected>,
     shared: Option<SharedConnection>,
@@ -103,6 +105,7 @@ impl Session {
         post: Post,
         statement_timeout: Duration,
         plans: Plans,
+        check: Check,
     ) -> Self {
         Self {
             source,
@@ -113,6 +116,7 @@ impl Session {
             lock_limit: lock_limit(statement_timeout),
             expects_locks: false,
             plans,
+            check,
             conn: None,
             shared: None,
             backend: None,
@@ -347,7 +351,7 @@ impl Session {
             return None;
         };
         let Connected { conn, .. } = self.conn.as_mut()?;
-        match pinned(conn, &self.outbox, rights::check_relay) {
+        match pinned(conn, &self.outbox, self.check) {
             Err(DatabaseError::Schema(what)) => Some(what),
             Ok(()) | Err(_) => None,
         }

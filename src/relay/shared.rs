@@ -12,6 +12,7 @@ use super::bell::Bell;
 use super::bulkhead::{Bulkhead, Serves};
 use super::custody::{Custody, Waited};
 use super::filter_troubles::Troubles;
+use super::hooks::Hooks;
 use super::lease_clock::LeaseClock;
 use super::metrics::Metrics;
 use super::observer::Observers;
@@ -90,6 +91,7 @@ pub(crate) struct Shared {
     pub(crate) routes: Routes,
     pub(crate) bulkheads: Vec<Bulkhead>,
     pub(super) registered: ServedEndpoints,
+    pub(super) hooks: Hooks,
     /// The most messages to claim.
     pub(crate) limit: Option<u64>,
     /// Whether the relay is a one-shot job.
@@ -160,6 +162,7 @@ impl Shared {
         source: Source,
         bulkheads: Vec<Bulkhead>,
         registered: ServedEndpoints,
+        hooks: Hooks,
         lease: LeaseClock,
         signals: Signals,
     ) -> Self {
@@ -175,6 +178,7 @@ impl Shared {
             metrics,
             bulkheads,
             registered,
+            hooks,
             settings,
             source,
             connection,
@@ -392,6 +396,7 @@ impl Shared {
             post,
             statement_timeout,
             plans,
+            self.hooks.check,
         )
         .sharing(self.connection.clone().filter(|_| post != Post::Heartbeat))
         .with_own_events(self.settings.own_events)

@@ -8,17 +8,19 @@ use metrics::gauge;
 use super::bulkheads::Dispatchers;
 use super::{Relay, RelayBuilder};
 use crate::config::{Config, ConfigError};
-use crate::dispatch::{EndpointClients, HttpDispatcher};
+use crate::dispatch::{EndpointClients, HttpDispatcher, close_idle};
 use crate::handlers::{Connections, Group, HandlerError, Pooled, inbox_of};
 use crate::metrics::POOL_IN_USE;
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::groups::add_groups;
+use crate::relay::hooks::Hooks;
 use crate::relay::observer::Observers;
 use crate::relay::serving::ServedEndpoints;
 use crate::relay::settings::Settings;
 use crate::relay::{Assembled, StartError};
 use crate::routes::Serves;
 use crate::store::relay::connection::{Manager, Source};
+use crate::store::setup::rights::check_relay;
 
 /// The error for a relay that has nowhere to send messages.
 const NOTHING_TO_SEND_TO: &str = "nothing can be sent: set OUTBOX_URL, or add destinations and routes to outbox.toml (OUTBOX_CONFIG). In a program, RelayBuilder also takes destinations, handlers or a dispatcher. If all destinations are registered in the database, set OUTBOX_ENDPOINT_THREADS";
@@ -126,6 +128,10 @@ impl CheckedSettings {
             bulkheads,
             queues,
             registered,
+            hooks: Hooks {
+                check: check_relay,
+                close_idle,
+            },
             observers: self.observers,
             limit: self.limit,
             is_one_shot: self.is_one_shot,

@@ -11,6 +11,7 @@ use crate::relay::builder::Dispatchers;
 use crate::relay::bulkhead::Bulkhead;
 use crate::relay::doubt::RanBy;
 use crate::relay::health::ProblemKind;
+use crate::relay::hooks::Hooks;
 use crate::relay::lease_clock::LeaseClock;
 use crate::relay::serving::{Pool, ServedEndpoints};
 use crate::relay::settings::Settings;
@@ -35,7 +36,15 @@ fn shared() -> Shared {
     clock.registered(LeaseId(1), BootTime::now());
     let signals = Signals::new(bounded(0).1, bounded(0).1).expect("a pair of sockets");
     let source = Source::of_url(SecretString::from(""));
-    Shared::new(settings, source, bulkheads, registered, clock, signals)
+    Shared::new(
+        settings,
+        source,
+        bulkheads,
+        registered,
+        Hooks::NONE,
+        clock,
+        signals,
+    )
 }
 
 fn kinds(shared: &Shared) -> Vec<ProblemKind> {

@@ -32,6 +32,7 @@ use crate::relay::fate::Unasked;
 use crate::relay::gate::{Admission, Pass};
 use crate::relay::groups::add_groups;
 use crate::relay::heartbeat::Heartbeat;
+use crate::relay::hooks::Hooks;
 use crate::relay::job::{Job, is_expired};
 use crate::relay::lease_clock::LeaseClock;
 use crate::relay::planner::tests::claimed;
@@ -432,7 +433,15 @@ impl<'w> Process<'w> {
                 _ => LeaseClock::of(&settings),
             };
             let source = Source::of_url(SecretString::from(""));
-            let mut shared = Shared::new(settings, source, bulkheads, registered, clock, signals);
+            let mut shared = Shared::new(
+                settings,
+                source,
+                bulkheads,
+                registered,
+                Hooks::NONE,
+                clock,
+                signals,
+            );
             shared.claim_limit = CLAIM_LIMIT;
             shared
         });

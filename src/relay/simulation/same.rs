@@ -44,6 +44,7 @@ use crate::store::operate::why::{Facts, WaitReason, of_live};
 use crate::store::operate::{dead, depths};
 use crate::store::relay::connection::{Plans, Source};
 use crate::store::relay::lease;
+use crate::store::setup::rights::check_relay;
 use crate::store::statement::statement;
 use crate::store::tests::Outbox;
 use crate::store::write::enqueue;
@@ -420,6 +421,7 @@ fn compare_on<'w>(
             Post::Claimer,
             LONG,
             Plans::ByIndex,
+            check_relay,
         )
     };
     let settings = Settings {
