@@ -2,22 +2,15 @@
 
 pub(crate) mod fence;
 #[cfg(feature = "http")]
-mod http;
+pub(crate) mod http;
 #[cfg(not(feature = "http"))]
-mod without_http;
+#[path = "dispatch/without_http.rs"]
+pub(crate) mod http;
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-#[cfg(feature = "http")]
-pub use self::http::HttpDispatcher;
-#[cfg(feature = "http")]
-pub(crate) use self::http::signature::{Signer, signed_content};
-#[cfg(feature = "http")]
-pub(crate) use self::http::{EndpointClients, Verifier, close_idle};
-#[cfg(not(feature = "http"))]
-pub(crate) use self::without_http::{EndpointClients, HttpDispatcher, Verifier, close_idle};
 use crate::config::ConfigError;
 use crate::log;
 use crate::message::Message;

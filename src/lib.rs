@@ -148,7 +148,7 @@ pub use crate::config::destination::Destination;
 #[cfg(feature = "relay")]
 pub use crate::config_error::ConfigError;
 #[cfg(feature = "http")]
-pub use crate::dispatch::HttpDispatcher;
+pub use crate::dispatch::http::HttpDispatcher;
 #[cfg(feature = "relay")]
 pub use crate::dispatch::{Dispatcher, Failure, Outcome, Pause, Response};
 pub use crate::error::{DatabaseError, EnqueueError};

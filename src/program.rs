@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::admin::{Bulk, DeadFilter, Note, Place, Unserved, WaitingFilter};
 use crate::config::{Auth, Config, ConfigError, Destination, Proxy, Route};
 #[cfg(feature = "http")]
-use crate::dispatch::HttpDispatcher;
+use crate::dispatch::http::HttpDispatcher;
 use crate::error::DatabaseError;
 use crate::metrics::{LOG_DROPPED, READY};
 use crate::name::OutboxName;

@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use super::{EndpointError, EndpointTest, Endpoints, TestAnswer};
 use crate::config::{Config, ConfigError, Destination, Proxy, Tls};
-use crate::dispatch::{Dispatcher, HttpDispatcher};
+use crate::dispatch::Dispatcher;
+use crate::dispatch::http::HttpDispatcher;
 use crate::message::{Message, replays};
 use crate::shows::shows;
 use crate::store::operate::messages::MessageRecord;

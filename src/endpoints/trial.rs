@@ -7,7 +7,8 @@ use uuid::Uuid;
 
 use super::EndpointError;
 use crate::config::{Config, SigningSecret};
-use crate::dispatch::{Dispatcher, EndpointClients, Failure, Outcome, Response, caught};
+use crate::dispatch::http::EndpointClients;
+use crate::dispatch::{Dispatcher, Failure, Outcome, Response, caught};
 use crate::endpoint::Endpoint;
 use crate::message::Message;
 use crate::public_error::public_error;

@@ -6,7 +6,8 @@ use diesel::PgConnection;
 
 use super::{EndpointError, Endpoints};
 use crate::config::{Config, ConfigError, Rate, Verification};
-use crate::dispatch::{EndpointClients, NotVerified, Verifier};
+use crate::dispatch::NotVerified;
+use crate::dispatch::http::{EndpointClients, Verifier};
 use crate::public_error::public_error;
 use crate::shows::shows;
 use crate::status::ReasonCode;

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::limits::Limits;
 use super::to::To;
 use crate::clock;
-use crate::dispatch::Verifier;
+use crate::dispatch::http::Verifier;
 use crate::filter::Filter;
 use crate::message::Message;
 use crate::own_topics::is_own;

@@ -8,7 +8,7 @@ use metrics::gauge;
 use super::bulkheads::Dispatchers;
 use super::{Relay, RelayBuilder};
 use crate::config::{Config, ConfigError};
-use crate::dispatch::{EndpointClients, HttpDispatcher, close_idle};
+use crate::dispatch::http::{EndpointClients, HttpDispatcher, close_idle};
 use crate::handlers::{Connections, Group, HandlerError, Pooled, inbox_of};
 use crate::metrics::POOL_IN_USE;
 use crate::relay::bulkhead::Bulkhead;

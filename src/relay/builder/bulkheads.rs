@@ -5,7 +5,8 @@ use std::sync::Arc;
 use crossbeam_channel::Sender;
 
 use crate::config::{Config, DeliveryPolicy, RequestBatch};
-use crate::dispatch::{Dispatcher, EndpointClients};
+use crate::dispatch::Dispatcher;
+use crate::dispatch::http::EndpointClients;
 use crate::handlers::Group;
 use crate::relay::bulkhead::{Bulkhead, REGISTERED, REST, Serves};
 use crate::relay::gate::Gate;
