@@ -197,7 +197,7 @@ fn check(field: &'static str, value: &str) -> Result<(), BadKey> {
 /// Diesel's error if the database fails. Rows that were already removed stay removed, unless the caller has a
 /// transaction open.
 pub fn clean(conn: &mut PgConnection, age: Duration) -> QueryResult<usize> {
-    let mut old = Forgetting::new(inbox::TABLE, age);
+    let mut old = Forgetting::new(inbox::TABLE.to_owned(), age);
     let mut removed = 0;
     loop {
         let rows = old.step(conn, CLEAN_BATCH)?;

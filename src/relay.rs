@@ -9,6 +9,7 @@ mod bucket;
 pub(crate) mod builder;
 mod bulkhead;
 pub(crate) mod by_hand;
+mod chore;
 mod claimer;
 mod custody;
 mod database;
@@ -25,6 +26,7 @@ mod handle;
 pub(crate) mod health;
 mod heartbeat;
 mod hooks;
+mod inbox_cleaning;
 mod intake;
 mod janitor;
 mod job;
@@ -36,6 +38,8 @@ mod metrics;
 mod monitor;
 mod observer;
 mod of_config;
+mod old_records;
+mod overdue;
 mod pace;
 mod paused;
 mod pauses;
@@ -63,6 +67,7 @@ mod told;
 mod turns;
 mod unrouted;
 mod verdict;
+mod verifications;
 mod wanted;
 mod written;
 
@@ -77,6 +82,7 @@ pub use self::observer::{Observer, Settled};
 pub use self::stats::Stats;
 
 use self::bulkhead::Bulkhead;
+use self::chore::NewChore;
 use self::ending::held;
 use self::heartbeat::Ending;
 use self::hooks::Hooks;
@@ -116,6 +122,8 @@ struct Assembled {
     queues: Vec<Sender<Job>>,
     registered: ServedEndpoints,
     hooks: Hooks,
+    /// The chores of the janitor, in this order.
+    chores: &'static [NewChore],
     observers: Observers,
     limit: Option<u64>,
     is_one_shot: bool,
@@ -125,6 +133,7 @@ struct Assembled {
 /// What the threads of a relay need, before they start.
 struct Launch {
     queues: Vec<Sender<Job>>,
+    chores: &'static [NewChore],
     registration: Registration,
     lease_id: LeaseId,
     ending: Receiver<Ending>,
@@ -143,6 +152,7 @@ impl Incarnation {
             queues,
             registered,
             hooks,
+            chores,
             observers,
             limit,
             is_one_shot,
@@ -183,6 +193,7 @@ impl Incarnation {
         };
         let launch = Launch {
             queues,
+            chores,
             registration,
             lease_id,
             ending: ending_signal,

@@ -3,21 +3,25 @@
 //! A lane is the waiting messages of one topic and destination.
 
 mod gauges;
+mod unrouted;
 
 use std::time::{Duration, Instant};
 
 pub use self::gauges::DepthGauges;
 
+use self::unrouted::{Logged, unrouted};
+use super::chore::Chore;
 use super::monitor;
 use super::pace::{Last, Pace};
 use super::planner::Report;
 use super::session::Session;
 use super::shared::Shared;
 use super::told::Told;
-use super::unrouted::{self, Unrouted};
+use super::unrouted::Unrouted;
 use crate::error::DatabaseError;
 use crate::log;
 use crate::routes::Way;
+use crate::store::brief::Tried;
 use crate::store::operate::depths::{self, Depths, LaneDepth};
 use crate::store::relay::claim::Topic;
 use crate::store::relay::claimable::is_claimable;
@@ -28,56 +32,58 @@ const PACE: Pace = Pace::new(Duration::from_secs(10), 100);
 const HURRIED: Pace = Pace::new(Duration::ZERO, 100);
 /// The longest interval between two looks at what the relays record of settings and topics.
 const LONGEST_FINDINGS_INTERVAL: Duration = Duration::from_secs(30);
+/// The most topics without a subscriber that are recorded at once.
+const MOST_UNWANTED: usize = 10;
 /// The most lanes that are checked when the relay makes no progress.
 const MOST_PROBED: usize = 10;
 
 /// Counts messages and sets the gauges.
-pub(super) struct Counting<'a> {
+struct Counting<'a> {
     shared: &'a Shared,
     last: Option<Last>,
     pace: Pace,
     /// [`Stats::moves`](super::Stats::moves) at the last count.
     moves: u64,
     gauges: DepthGauges,
-    told: unrouted::Told,
+    logged: Logged,
     /// The next look at what the relays record of settings and topics.
     next_findings: Instant,
 }
 
-impl<'a> Counting<'a> {
-    pub(super) fn new(shared: &'a Shared) -> Self {
-        Self {
-            shared,
-            last: None,
-            pace: PACE,
-            moves: 0,
-            gauges: DepthGauges::new(
-                &shared.metrics.outbox,
-                shared.bulkheads.iter().map(|bulkhead| &*bulkhead.name),
-            ),
-            told: unrouted::Told::default(),
-            next_findings: Instant::now(),
+pub(super) fn chore(shared: &Shared) -> Box<dyn Chore + '_> {
+    Box::new(Counting {
+        shared,
+        last: None,
+        pace: PACE,
+        moves: 0,
+        gauges: DepthGauges::new(
+            &shared.metrics.outbox,
+            shared.bulkheads.iter().map(|bulkhead| &*bulkhead.name),
+        ),
+        logged: Logged::default(),
+        next_findings: Instant::now(),
+    })
+}
+
+impl Counting<'_> {
+    /// Records topics whose messages have ended without a subscriber, and says so. `true`: there are any.
+    fn record_unwanted(&self, session: &mut Session) -> Result<bool, DatabaseError> {
+        let mut is_any = false;
+        for topic in self.shared.unwanted.take(MOST_UNWANTED) {
+            // Who locks the table holds up nobody: the topic is recorded at its next message.
+            let recorded = session.run_without_waiting(|conn, name| {
+                topics::record_without_subscriber(conn, name, &topic)
+            })?;
+            if matches!(recorded, Tried::Done(true)) {
+                is_any = true;
+                log::warn!(event = "topic_without_subscriber", topic = topic; "messages of {topic} have ended without a subscriber, and the ledger has no delivery of the topic: if the topic is right, declare it (OUTBOX_TOPICS)");
+            }
         }
-    }
-
-    /// Moves the next count to the earliest permitted time.
-    pub(super) fn hurry(&mut self) {
-        self.pace = HURRIED;
-    }
-
-    /// Something is recorded: the next count looks at it.
-    pub(super) fn has_recorded(&mut self) {
-        self.next_findings = Instant::now();
-    }
-
-    /// The time of the next count.
-    pub(super) fn next(&self) -> Instant {
-        self.last
-            .map_or_else(Instant::now, |last| self.pace.next(last))
+        Ok(is_any)
     }
 
     /// Counts, if a count is due.
-    pub(super) fn count(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
+    fn count(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
         let began = Instant::now();
         if !self.pace.is_due(began, self.last) {
             return Ok(());
@@ -123,12 +129,12 @@ impl<'a> Counting<'a> {
         if !self.shared.settings.enabled {
             return;
         }
-        let mut unrouted = Unrouted::all(depths);
+        let mut unrouted = unrouted(depths);
         unrouted.retain(|Unrouted { topic, .. }| {
             let way = self.shared.routes.find(&topic.topic, &topic.destination);
             way != Way::NotTaken
         });
-        self.told.tell(&unrouted);
+        self.logged.log(&unrouted);
         let topics = unrouted.iter().map(|one| one.topic.clone()).collect();
         (self.shared).tell_claimer(Told::Report(Report::Unserved(topics)));
         self.shared.set_unrouted(unrouted);
@@ -160,5 +166,28 @@ impl<'a> Counting<'a> {
             }
         }
         Ok(false)
+    }
+}
+
+impl Chore for Counting<'_> {
+    fn next(&self) -> Option<Instant> {
+        let next = |last| self.pace.next(last);
+        Some(self.last.map_or_else(Instant::now, next))
+    }
+
+    fn work(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
+        if self.record_unwanted(session)? {
+            self.next_findings = Instant::now();
+        }
+        self.count(session)
+    }
+
+    fn hurry(&mut self) {
+        self.pace = HURRIED;
+    }
+
+    /// Records the topics of a job's last messages.
+    fn last(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
+        self.record_unwanted(session).map(drop)
     }
 }

@@ -67,6 +67,7 @@ impl Running {
     ) -> Result<(), StartError> {
         let Launch {
             queues,
+            chores,
             registration,
             lease_id,
             ending,
@@ -113,7 +114,7 @@ impl Running {
             }
         }
         self.spawn(shared, Post::Janitor.as_str(), |shared| {
-            janitor::run(shared)
+            janitor::run(shared, chores)
         })?;
         self.spawn(shared, "monitor", |shared| monitor::run(shared))?;
         if shared.listens() {

@@ -134,6 +134,8 @@ pub(crate) struct Signals {
     pub(super) pulse: Bell,
     /// Makes the janitor count the waiting messages as soon as permitted.
     pub(super) count: Bell,
+    /// Wakes the janitor: a chore has work.
+    pub(super) chores: Bell,
     /// Connects the claimer and the listener.
     pub(super) sleep: Sleep,
 }
@@ -151,6 +153,7 @@ impl Signals {
             told: unbounded(),
             pulse: Bell::new(),
             count: Bell::new(),
+            chores: Bell::new(),
             sleep: Sleep::new()?,
         })
     }

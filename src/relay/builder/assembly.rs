@@ -17,7 +17,9 @@ use crate::relay::hooks::Hooks;
 use crate::relay::observer::Observers;
 use crate::relay::serving::ServedEndpoints;
 use crate::relay::settings::Settings;
-use crate::relay::{Assembled, StartError};
+use crate::relay::{
+    Assembled, StartError, depths, inbox_cleaning, old_records, overdue, verifications,
+};
 use crate::routes::Serves;
 use crate::store::relay::connection::{Manager, Source};
 use crate::store::setup::rights::check_relay;
@@ -132,6 +134,13 @@ impl CheckedSettings {
                 check: check_relay,
                 close_idle,
             },
+            chores: &[
+                verifications::chore,
+                overdue::chore,
+                old_records::chore,
+                depths::chore,
+                inbox_cleaning::chore,
+            ],
             observers: self.observers,
             limit: self.limit,
             is_one_shot: self.is_one_shot,

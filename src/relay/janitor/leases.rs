@@ -13,15 +13,14 @@ use crate::relay::planner::Report;
 use crate::relay::session::Session;
 use crate::relay::shared::Shared;
 use crate::relay::told::Told;
-use crate::store::relay::registrations::{self, ReadTo};
 use crate::store::relay::{keyed_lock, lease, pause, sleep_lock};
 
 /// The interval between two scans.
 const INTERVAL: Duration = Duration::from_secs(3600);
 /// The interval between two checks for leases whose rows have disappeared.
 const WATCH: Duration = Duration::from_secs(5);
-/// How long a record of a changed destination stays at least. Relays read the rows of destinations every second.
-const RECORDS: Duration = Duration::from_secs(60);
+/// The interval between two looks at the lock of keyed claims.
+const LOCK: Duration = Duration::from_secs(60);
 /// The interval between two searches for sessions that keep inserts notifying.
 const SEARCH: Duration = Duration::from_secs(60);
 /// How long a lease or a pause is kept after its end.
@@ -47,9 +46,7 @@ pub(super) struct Leases {
     next_search: Instant,
     /// The sessions that keep inserts notifying, and that are logged.
     noisy: BTreeSet<i32>,
-    /// Which records of changes of destinations were there at the last check. All relays have read these rows by the next one.
-    records: Option<ReadTo>,
-    next_records: Instant,
+    next_lock: Instant,
     next_removals: Instant,
     /// When to scan for messages of a lease that has disappeared, or after the server's clock has gone back.
     wanted_at: Option<Instant>,
@@ -74,8 +71,7 @@ impl Leases {
             ended: BTreeSet::new(),
             next_search: Instant::now(),
             noisy: BTreeSet::new(),
-            records: None,
-            next_records: Instant::now(),
+            next_lock: Instant::now(),
             next_removals: Instant::now(),
             wanted_at: None,
             clock: None,
@@ -110,12 +106,9 @@ impl Leases {
             self.alive = alive.map(|lease| (lease.id, lease.sends_for)).collect();
             let ended = leases.iter().filter(|lease| lease.has_ended);
             self.end_sessions(session, ended.map(|lease| lease.id).collect())?;
-            if now >= self.next_records {
+            if now >= self.next_lock {
                 session.run(keyed_lock::keep_lock)?;
-                let then = self.records.as_ref();
-                let seen = session.run(|conn, name| registrations::forget(conn, name, then))?;
-                self.records = Some(seen);
-                self.next_records = now + RECORDS;
+                self.next_lock = now + LOCK;
             }
             if now >= self.next_removals {
                 let has_more = session.run(|conn, name| pause::forget_removed(conn, name, AGE))?;

@@ -44,16 +44,16 @@ pub(crate) fn limit_lock_timeout(conn: &mut PgConnection, limit: Duration) -> Qu
 }
 
 /// Deletes messages that were handled longer ago than `age`, oldest first.
-pub(crate) struct Forgetting<'a> {
-    table: &'a str,
+pub(crate) struct Forgetting {
+    table: String,
     age: PgInterval,
     /// When the last deleted message was handled. The next step starts there: otherwise each step would read again
     /// the deleted rows that an old snapshot keeps.
     from: PgTimestamp,
 }
 
-impl<'a> Forgetting<'a> {
-    pub(crate) fn new(table: &'a str, age: Duration) -> Self {
+impl Forgetting {
+    pub(crate) fn new(table: String, age: Duration) -> Self {
         let age = i64::try_from(age.min(LONGEST_AGE).as_micros()).unwrap_or(i64::MAX);
         Self {
             table,

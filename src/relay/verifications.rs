@@ -1,11 +1,11 @@
 //! Verifies endpoints: asks each whether it wants messages, before the first is sent.
 //!
-//! A try may take as long as a send, so it has a thread of its own, and no connection. The janitor takes what is due, and
-//! records the results.
+//! A try may take as long as a send, so it has a thread of its own, and no connection. The janitor's thread takes what is
+//! due, and records the results.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::thread::{Builder, Scope};
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -15,6 +15,7 @@ use crate::config::Rate;
 use crate::dispatch::NotVerified;
 use crate::error::DatabaseError;
 use crate::log;
+use crate::relay::chore::Chore;
 use crate::relay::registry::{KnownEndpoint, Registry};
 use crate::relay::session::Session;
 use crate::relay::shared::Shared;
@@ -29,16 +30,18 @@ const MOST: usize = 32;
 const MOST_OF_TENANT: usize = 4;
 
 /// A try that has ended.
-pub(super) struct Ended {
+struct Ended {
     customer: Arc<KnownEndpoint>,
     result: Result<Option<Rate>, NotVerified>,
 }
 
 /// The tries of this relay.
-pub(super) struct Verifications {
+struct Verifications<'a> {
+    shared: &'a Shared,
     ended: Sender<Ended>,
     /// What has ended, without those that `to_record` has.
-    pub(super) inbox: Receiver<Ended>,
+    inbox: Receiver<Ended>,
+    threads: Vec<JoinHandle<()>>,
     to_record: Vec<Ended>,
     /// The number of tries of each tenant.
     in_flight: HashMap<Option<Uuid>, usize>,
@@ -68,26 +71,24 @@ fn choose(
     ranked.into_iter().map(|(_, index)| index).collect()
 }
 
-impl Verifications {
-    pub(super) fn new() -> Self {
-        let (ended, inbox) = unbounded();
-        Self {
-            ended,
-            inbox,
-            to_record: Vec::new(),
-            in_flight: HashMap::new(),
-            next: Instant::now(),
-            asked: None,
-        }
-    }
+pub(super) fn chore(shared: &Shared) -> Box<dyn Chore + '_> {
+    let (ended, inbox) = unbounded();
+    Box::new(Verifications {
+        shared,
+        ended,
+        inbox,
+        threads: Vec::new(),
+        to_record: Vec::new(),
+        in_flight: HashMap::new(),
+        next: Instant::now(),
+        asked: None,
+    })
+}
 
-    pub(super) fn next(&self) -> Instant {
-        self.next
-    }
-
-    /// Keeps a try that has ended, to be recorded.
-    pub(super) fn keep(&mut self, ended: impl IntoIterator<Item = Ended>) {
-        for one in ended {
+impl Verifications<'_> {
+    /// Keeps the tries that have ended, to be recorded.
+    fn keep_ended(&mut self) {
+        for one in self.inbox.try_iter() {
             let tenant = one.customer.tenant_id;
             if let Some(count) = self.in_flight.get_mut(&tenant) {
                 *count -= 1;
@@ -99,20 +100,14 @@ impl Verifications {
         }
     }
 
-    /// Records what has ended, and begins what is due.
-    pub(super) fn look<'scope>(
-        &mut self,
-        shared: &Shared,
-        scope: &'scope Scope<'scope, '_>,
-        session: &mut Session,
-    ) -> Result<(), DatabaseError> {
-        self.record(session)?;
+    /// Begins what is due.
+    fn look(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
         let now = Instant::now();
         if now < self.next {
             return Ok(());
         }
         self.next = now + INTERVAL;
-        let registry = shared.registered.registry();
+        let registry = self.shared.registered.registry();
         let is_same =
             |asked: &(Arc<Registry>, Instant)| Arc::ptr_eq(&asked.0, &registry) && now < asked.1;
         if registry.unverified.is_empty() || self.asked.as_ref().is_some_and(is_same) {
@@ -135,33 +130,32 @@ impl Verifications {
         let taken = session.run(|conn, name| verification::take(conn, name, &seen, choose))?;
         let ask_at = if is_any_left { now } else { now + ASK };
         for index in taken {
-            self.begin(shared, scope, customers[index]);
+            self.try_now(customers[index]);
         }
         self.asked = Some((registry, ask_at));
         Ok(())
     }
 
-    fn begin<'scope>(
-        &mut self,
-        shared: &Shared,
-        scope: &'scope Scope<'scope, '_>,
-        customer: &Arc<KnownEndpoint>,
-    ) {
+    fn try_now(&mut self, customer: &Arc<KnownEndpoint>) {
         let (customer, ended) = (Arc::clone(customer), self.ended.clone());
+        let (log, bell) = (self.shared.log.clone(), self.shared.signals.chores.clone());
         let tenant = customer.tenant_id;
         let Some(verifier) = customer.verifier.clone() else {
             return;
         };
-        let thread = Builder::new().name(shared.settings.thread_name("relay-verify"));
-        let log = shared.log.clone();
+        let thread = Builder::new().name(self.shared.settings.thread_name("relay-verify"));
         let try_it = move || {
             let _log = log.enter();
             let result = verifier.ask();
-            // The janitor holds the receiver until this thread has ended.
+            // `Verifications` holds the receiver until this thread has ended.
             let _ = ended.send(Ended { customer, result });
+            bell.ring();
         };
-        match thread.spawn_scoped(scope, try_it) {
-            Ok(_) => *self.in_flight.entry(tenant).or_default() += 1,
+        match thread.spawn(try_it) {
+            Ok(thread) => {
+                *self.in_flight.entry(tenant).or_default() += 1;
+                self.threads.push(thread);
+            }
             Err(error) => {
                 log::error!(event = "thread_failed", error:% = error; "could not start a thread to verify a destination ({error}): trying again");
             }
@@ -169,9 +163,8 @@ impl Verifications {
     }
 
     /// Records what has ended.
-    pub(super) fn record(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
-        let inbox = self.inbox.clone();
-        self.keep(inbox.try_iter());
+    fn record(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
+        self.keep_ended();
         while let Some(Ended { customer, result }) = self.to_record.last() {
             let (seen, own_events) = (customer.as_seen(), session.own_events);
             let name = &customer.name;
@@ -200,6 +193,34 @@ impl Verifications {
             self.to_record.pop();
         }
         Ok(())
+    }
+}
+
+impl Chore for Verifications<'_> {
+    fn next(&self) -> Option<Instant> {
+        Some(self.next)
+    }
+
+    fn work(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
+        let (ended, running) = (self.threads.drain(..)).partition(JoinHandle::is_finished);
+        self.threads = running;
+        join(ended);
+        self.record(session)?;
+        self.look(session)
+    }
+
+    /// Waits for the tries, and records their results.
+    fn last(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
+        join(std::mem::take(&mut self.threads));
+        self.record(session)
+    }
+}
+
+fn join(threads: Vec<JoinHandle<()>>) {
+    for thread in threads {
+        if thread.join().is_err() {
+            log::error!(event = "thread_panicked"; "a thread that verifies a destination has panicked");
+        }
     }
 }
 
