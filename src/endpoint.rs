@@ -13,7 +13,7 @@ use crate::config::{
     Verification, is_masked, parse_url,
 };
 use crate::filter::Filter;
-use crate::hand::Hand;
+use crate::hand::{Hand, PausedBy};
 use crate::header::check_header;
 use crate::public_error::of_text;
 use crate::words::words;
@@ -150,15 +150,6 @@ pub struct Endpoint {
     pub secret: Option<SigningSecret>,
     /// Whether the row has a value that could not be read: `problem` says which, and the field here is empty.
     pub(crate) is_unread: bool,
-}
-
-/// A pause that holds now.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PausedBy {
-    pub(crate) by: Hand,
-    pub(crate) reason: String,
-    /// `None`: until it is resumed.
-    pub(crate) until: Option<SystemTime>,
 }
 
 impl Endpoint {

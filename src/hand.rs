@@ -1,5 +1,7 @@
 //! Whose act it was.
 
+use std::time::SystemTime;
+
 use crate::words::words;
 
 words! {
@@ -25,6 +27,15 @@ words! {
         /// The receiver, by its responses.
         Receiver = "receiver",
     }
+}
+
+/// A pause that holds now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PausedBy {
+    pub(crate) by: Hand,
+    pub(crate) reason: String,
+    /// `None`: until it is resumed.
+    pub(crate) until: Option<SystemTime>,
 }
 
 impl Hand {

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use diesel::PgConnection;
 use uuid::Uuid;
 
-use super::EndpointError;
+use super::{EndpointError, Endpoints};
 use crate::config::{Config, SigningSecret};
 use crate::dispatch::http::EndpointClients;
 use crate::dispatch::{Dispatcher, Failure, Outcome, Response, caught};
@@ -14,12 +15,14 @@ use crate::message::Message;
 use crate::public_error::public_error;
 use crate::shows::shows;
 use crate::status::ReasonCode;
-use crate::store::endpoints::AsSeen;
+use crate::store::endpoints::{self as store, AsSeen};
+use crate::store::pinned::pinned;
+use crate::store::relay::pause;
 
 /// The topic of a test.
 const TOPIC: &str = "outbox.test";
 
-/// A test that is ready to be sent: see [`Endpoints::test`](super::Endpoints::test).
+/// A test that is ready to be sent: see [`Endpoints::test`].
 #[must_use = "only `send` sends the test"]
 pub struct EndpointTest {
     pub(super) dispatcher: Arc<dyn Dispatcher>,
@@ -49,6 +52,82 @@ pub struct TestAnswer {
     pub error: Option<String>,
     name: String,
     updated_at: Option<SystemTime>,
+}
+
+impl Endpoints<'_> {
+    /// Prepares a test: an event `outbox.test`, or [another](EndpointTest::event), which is signed and formatted like the endpoint's messages, but not
+    /// stored in the outbox. [`send`](EndpointTest::send) sends the test immediately, even if the endpoint is
+    /// disabled, and needs no connection. `None`: the endpoint does not exist.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::{Outbox, config};
+    ///
+    /// let config = config::from_env()?;
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// let test = outbox.endpoints().test(&mut conn, "acme", &config)?;
+    /// // The response may take seconds: release the connection first.
+    /// drop(conn);
+    /// if let Some(answer) = test.map(|test| test.send()) {
+    ///     println!("{:?} after {} ms", answer.http_status, answer.took.as_millis());
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// - [`EndpointError::Refused`]: a relay with these settings would not send to the endpoint.
+    /// - [`EndpointError::Invalid`]: no relay can send to the endpoint.
+    /// - [`EndpointError::Database`]: the database failed. [`EndpointError::public_error`] is the text for customers.
+    pub fn test(
+        &self,
+        conn: &mut PgConnection,
+        name: &str,
+        config: &Config,
+    ) -> Result<Option<EndpointTest>, EndpointError> {
+        let ready = self.ready(conn, name, config)?;
+        ready
+            .map(|(row, secrets, config)| EndpointTest::new(&row, secrets, &config))
+            .transpose()
+    }
+
+    /// Records the result of a [test](Self::test). If the receiver has accepted it, the circuit breaker is closed, and waiting
+    /// messages are sent at once. `true`: the breaker was open. Other pauses stay. A test of an endpoint that has changed since
+    /// says nothing.
+    ///
+    /// ```no_run
+    /// use diesel::prelude::*;
+    /// use diesel_outbox::{Outbox, config};
+    ///
+    /// let config = config::from_env()?;
+    /// let mut conn = PgConnection::establish("postgres://localhost/shop")?;
+    /// let outbox = Outbox::new("outbox")?;
+    /// let endpoints = outbox.endpoints();
+    /// if let Some(test) = endpoints.test(&mut conn, "acme", &config)? {
+    ///     let answer = test.send();
+    ///     endpoints.record_test(&mut conn, &answer)?;
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub fn record_test(
+        &self,
+        conn: &mut PgConnection,
+        answer: &TestAnswer,
+    ) -> Result<bool, EndpointError> {
+        if !answer.went_well {
+            return Ok(false);
+        }
+        Ok(pinned(conn, self.name, |conn, outbox| {
+            let seen = answer.seen();
+            let is_same = store::hold_as_seen(conn, outbox, seen)?;
+            Ok::<_, diesel::result::Error>(
+                is_same && pause::close_breaker(conn, outbox, seen.name)?,
+            )
+        })?)
+    }
 }
 
 impl TestAnswer {

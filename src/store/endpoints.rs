@@ -31,8 +31,8 @@ use super::sql::{
 use super::statement::statement;
 use super::table::endpoint;
 use crate::config::{Auth, DeliveryPolicy, PolicyOption, Rate, Verification, words};
-use crate::endpoint::{Endpoint, EndpointState, PausedBy};
-use crate::hand::Hand;
+use crate::endpoint::{Endpoint, EndpointState};
+use crate::hand::{Hand, PausedBy};
 use crate::name::OutboxName;
 use crate::schema::values::system_time;
 

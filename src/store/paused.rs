@@ -12,8 +12,7 @@ use uuid::Uuid;
 
 use super::sql::{On, all_of, clock_timestamp, given, id_text};
 use super::table::{endpoint, pause};
-use crate::endpoint::PausedBy;
-use crate::hand::Hand;
+use crate::hand::{Hand, PausedBy};
 use crate::name::OutboxName;
 use crate::schema::values::system_time;
 use crate::words::words;
