@@ -11,7 +11,7 @@ use diesel::{Connection, PgConnection};
 use super::StartError;
 use super::builder::{CheckedSettings, RelayBuilder};
 use super::bulkhead::{Bulkhead, Serves};
-use super::fate::{Unasked, Ways};
+use super::fate::{Reading, Ways};
 use super::job::{Job, is_expired};
 use super::observer::Observers;
 use super::room::Rooms;
@@ -143,11 +143,11 @@ impl ByHand {
                 registry: Arc::default(),
                 rooms: Rooms::default(),
                 report_too_costly: &|_, _| {},
-                looked: Err(Unasked::Released),
-                is_current: true,
+                reading: Reading::Released,
+                seen: None,
                 knows_endpoints: false,
             };
-            let job = ways.job(claimed, lease, Instant::now());
+            let job = ways.last_job(claimed, lease, Instant::now());
             let verdict = self.verdict(&job, conn);
             let unrouted =
                 matches!(verdict, Verdict::Released).then(|| self.unrouted(&job.message));

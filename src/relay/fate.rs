@@ -1,5 +1,6 @@
 //! Where a claimed message goes, or how it is settled without a send. Decided once, when the message is claimed.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +23,7 @@ use crate::log;
 use crate::message::Message;
 use crate::routes::{Routes, Way};
 use crate::status::ReasonCode;
-use crate::store::relay::claim::{Claimed, Known, TakenOver};
+use crate::store::relay::claim::{Batch, Claimed, Known, TakenOver};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::namesakes::OF_ROUTE;
 use crate::store::relay::settle::Claim;
@@ -39,20 +40,24 @@ pub(super) struct Ways<'a> {
     pub(super) rooms: Rooms,
     /// Reports the destination of a filter that needs too many steps for a message.
     pub(super) report_too_costly: &'a dyn Fn(&str, &Message),
-    /// Whether endpoints were looked up, where that was necessary.
-    pub(super) looked: Result<(), Unasked>,
-    /// Whether the registry has all destinations that the claim could see.
-    pub(super) is_current: bool,
+    /// How new the registry is.
+    pub(super) reading: Reading,
+    /// The registrations that the claim has seen.
+    pub(super) seen: Option<i64>,
     /// Whether the relay reads the table of endpoints.
     pub(super) knows_endpoints: bool,
 }
 
-/// Why endpoints were not looked up.
+/// How new the relay's knowledge of endpoints is, compared with the claim of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unasked {
-    /// A settler has claimed the message, or the query failed: another claim follows.
+pub(super) enum Reading {
+    /// Older. What becomes of a message may depend on a read.
+    NotYet,
+    /// Read after the claim.
+    Fresh,
+    /// Older, and nobody reads: a settler has claimed the message, or the query failed. Another claim follows.
     Released,
-    /// Another session has locked the table.
+    /// Older, because another session has locked the table.
     Locked,
 }
 
@@ -96,17 +101,12 @@ impl Fate<'_> {
         Self::not_sent(To::Nowhere, Verdict::Released, message, now)
     }
 
-    /// A query is needed first. A settler claimed the message as the next of its key, or the claimer claimed it because
-    /// it has expired.
-    fn unknown(why: Unasked, message: &Message, now: Instant) -> Self {
-        let verdict = match why {
-            Unasked::Released => Verdict::Released,
-            Unasked::Locked => {
-                let error = "which endpoints want the message is not known: another session has locked their table";
-                let failure = Failure::new(ReasonCode::NotFannedOut, error);
-                Verdict::Retry(failure, WHILE_LOCKED, Attempt::NotCounted)
-            }
-        };
+    /// Which endpoints want the message is not known: another session has locked their table.
+    fn unknown(message: &Message, now: Instant) -> Self {
+        let error =
+            "which endpoints want the message is not known: another session has locked their table";
+        let failure = Failure::new(ReasonCode::NotFannedOut, error);
+        let verdict = Verdict::Retry(failure, WHILE_LOCKED, Attempt::NotCounted);
         Self::not_sent(To::Split, verdict, message, now)
     }
 
@@ -157,18 +157,47 @@ impl<'a> Fate<'a> {
 }
 
 impl<'a> Ways<'a> {
-    /// Decides where a claimed message goes, and makes it a job.
-    pub(super) fn job(&mut self, mut claimed: Claimed, lease: LeaseId, now: Instant) -> Job {
+    /// Decides where a claimed message goes, and makes it a job. `Err`: endpoints must be read first.
+    pub(super) fn job(
+        &mut self,
+        claimed: Claimed,
+        lease: LeaseId,
+        now: Instant,
+    ) -> Result<Job, Claimed> {
         let registry = Arc::clone(&self.registry);
-        let Fate { to, customer, sent } = self.find(&registry, &claimed.message, now);
-        let terms = self.terms(&registry, to, sent.as_ref().err());
+        let too_costly = RefCell::default();
+        let fate = self.find(&registry, &claimed.message, &too_costly, now);
+        let Some(fate) = fate else {
+            return Err(claimed);
+        };
+        for one in too_costly.take() {
+            (self.report_too_costly)(&one.name, &claimed.message);
+        }
+        Ok(self.made(&registry, claimed, lease, fate))
+    }
+
+    /// Like [`job`](Self::job), when nothing can be read any more.
+    pub(super) fn last_job(&mut self, claimed: Claimed, lease: LeaseId, now: Instant) -> Job {
+        self.job(claimed, lease, now).unwrap_or_else(|claimed| {
+            let registry = Arc::clone(&self.registry);
+            let fate = Fate::not_sent(To::Split, Verdict::Released, &claimed.message, now);
+            self.made(&registry, claimed, lease, fate)
+        })
+    }
+
+    fn made(
+        &mut self,
+        registry: &Registry,
+        mut claimed: Claimed,
+        lease: LeaseId,
+        fate: Fate<'_>,
+    ) -> Job {
+        let Fate { to, customer, sent } = fate;
+        let terms = self.terms(registry, to, sent.as_ref().err());
         let unsent = unsent(&claimed, sent);
         terms.limit(&mut claimed.message);
-        if let (To::Registered(id), None) = (to, &unsent) {
-            self.rooms.take(id);
-        }
         let (customer, registration) = customer.unzip();
-        Job {
+        let job = Job {
             unsent,
             to,
             customer,
@@ -177,6 +206,15 @@ impl<'a> Ways<'a> {
             lease,
             message: claimed.message,
             behind: Vec::new(),
+        };
+        self.take_room(&job);
+        job
+    }
+
+    /// Counts a message that is sent to an endpoint.
+    fn take_room(&mut self, job: &Job) {
+        if let (To::Registered(id), None) = (job.to, &job.unsent) {
+            self.rooms.take(id);
         }
     }
 
@@ -213,25 +251,29 @@ impl<'a> Ways<'a> {
         }
     }
 
-    fn find<'r>(&self, registry: &'r Registry, message: &'r Message, now: Instant) -> Fate<'r>
+    /// What becomes of a message. `None`: that depends on a read.
+    fn find<'r>(
+        &self,
+        registry: &'r Registry,
+        message: &Message,
+        too_costly: &RefCell<Vec<&'r KnownEndpoint>>,
+        now: Instant,
+    ) -> Option<Fate<'r>>
     where
         'a: 'r,
     {
         let way = self.routes.find(&message.topic, &message.destination);
         match way {
-            Way::NotTaken => Fate::nowhere(message, now),
+            Way::NotTaken => Some(Fate::nowhere(message, now)),
             _ if !message.destination.is_empty() => self.addressed(way, registry, message, now),
-            _ if !self.is_current => {
-                Fate::unknown(self.looked.err().unwrap_or(Unasked::Released), message, now)
+            _ if self.is_behind(registry) => self.unread(message, now),
+            Way::NoRoute if registry.awaits_route(&message.topic) => {
+                Some(Fate::nowhere(message, now))
             }
-            Way::NoRoute if registry.awaits_route(&message.topic) => Fate::nowhere(message, now),
-            _ => self.to_all(
-                way,
-                &self.wanting(registry, message),
-                registry,
-                message,
-                now,
-            ),
+            _ => {
+                let wanting = wanting(registry, message, too_costly);
+                self.to_all(way, &wanting, registry, message, now)
+            }
         }
     }
 
@@ -240,24 +282,24 @@ impl<'a> Ways<'a> {
         &self,
         way: Way<'_>,
         registry: &'r Registry,
-        message: &'r Message,
+        message: &Message,
         now: Instant,
-    ) -> Fate<'r>
+    ) -> Option<Fate<'r>>
     where
         'a: 'r,
     {
         let named = registry.named(&message.destination);
         let nowhere = || Fate::nowhere(message, now);
         let removed = || self.sure(|| Fate::removed(message), message, now);
-        match (way, message.registration) {
+        Some(match (way, message.registration) {
             // The destination of the settings of another relay.
             (Way::UnknownDestination, Some(OF_ROUTE)) => nowhere(),
             (Way::UnknownDestination, _) => match named {
-                Some(one) if one.is_another(message) => removed(),
+                Some(one) if one.is_another(message) => return removed(),
                 // Claimed as a message of a removed destination, or behind one: no thread here sends the message.
                 Some(one) if one.is_held() => nowhere(),
                 Some(one) => Fate::of_customer(one).unwrap_or_else(nowhere),
-                None if registry.is_removed(&message.destination) => removed(),
+                None if registry.is_removed(&message.destination) => return removed(),
                 None => nowhere(),
             },
             (Way::To(number), None | Some(OF_ROUTE)) => self.to_bulkhead(number),
@@ -266,8 +308,8 @@ impl<'a> Ways<'a> {
             _ if !self.knows_endpoints => Fate::namesake(message, now),
             // The claim was made before this relay knew the registration.
             _ if named.is_some_and(|one| !one.is_another(message)) => nowhere(),
-            _ => removed(),
-        }
+            _ => return removed(),
+        })
     }
 
     /// What becomes of a message that goes where the routes lead, and to the endpoints that want it.
@@ -276,9 +318,9 @@ impl<'a> Ways<'a> {
         way: Way<'_>,
         wanting: &[&'r Arc<KnownEndpoint>],
         registry: &'r Registry,
-        message: &'r Message,
+        message: &Message,
         now: Instant,
-    ) -> Fate<'r>
+    ) -> Option<Fate<'r>>
     where
         'a: 'r,
     {
@@ -287,10 +329,10 @@ impl<'a> Ways<'a> {
         let is_begun = message.split_to.is_some();
         let name = |number: &usize| self.bulkheads[*number].name.to_string();
         let routed: Vec<String> = match (way, wanting) {
-            (Way::To(number), []) if !is_begun => return self.to_bulkhead(number),
+            (Way::To(number), []) if !is_begun => return Some(self.to_bulkhead(number)),
             (Way::To(number), _) => vec![name(&number)],
             (Way::Split(numbers), _) => numbers.iter().map(name).collect(),
-            // Without an answer to the query, a destination that was just registered may be unknown here.
+            // An endpoint that was just registered may be unknown here.
             (_, []) if registry.is_without_subscriber(topic) => {
                 let nobody = || match is_begun {
                     true => Fate::settled(To::Split, Verdict::Split(Parts::default())),
@@ -301,9 +343,11 @@ impl<'a> Ways<'a> {
             }
             // Another relay has a route for the topic: the message gets a row for that relay's destination. A release would
             // let this relay claim the message again and again.
-            (_, []) if !registry.hands_on(topic) => return Fate::nowhere(message, now),
+            (_, []) if !registry.hands_on(topic) => return Some(Fate::nowhere(message, now)),
             (_, [only]) if !is_begun && self.may_go_at_once(registry, message, only) => {
-                return Fate::of_customer(only).unwrap_or_else(|| Fate::nowhere(message, now));
+                return Some(
+                    Fate::of_customer(only).unwrap_or_else(|| Fate::nowhere(message, now)),
+                );
             }
             _ => {
                 let others = registry.others_route(topic).unwrap_or_default();
@@ -311,7 +355,7 @@ impl<'a> Ways<'a> {
             }
         };
         let parts = parts(routed, wanting, registry, message.split_to.as_ref());
-        Fate::settled(To::Split, Verdict::Split(parts))
+        Some(Fate::settled(To::Split, Verdict::Split(parts)))
     }
 
     fn to_bulkhead<'r>(&self, number: usize) -> Fate<'r>
@@ -325,42 +369,35 @@ impl<'a> Ways<'a> {
         }
     }
 
-    /// This fate, if the relay has looked up the endpoints.
+    /// Whether the claim has seen registrations that this relay does not know.
+    fn is_behind(&self, registry: &Registry) -> bool {
+        self.knows_endpoints
+            && self.reading != Reading::Fresh
+            && registry.registrations != self.seen
+    }
+
+    /// This fate, if the relay has read the endpoints after the claim.
     fn sure<'r>(
         &self,
         fate: impl FnOnce() -> Fate<'r>,
         message: &Message,
         now: Instant,
-    ) -> Fate<'r> {
-        match self.looked {
-            Ok(()) => fate(),
-            Err(why) => Fate::unknown(why, message, now),
+    ) -> Option<Fate<'r>> {
+        match self.reading {
+            Reading::Fresh => Some(fate()),
+            _ => self.unread(message, now),
         }
     }
 
-    /// The endpoints that want a message.
-    fn wanting<'r>(
-        &self,
-        registry: &'r Registry,
-        message: &'r Message,
-    ) -> Vec<&'r Arc<KnownEndpoint>> {
-        let mut wanting: Vec<&Arc<KnownEndpoint>> = registry.wanting(message).collect();
-        let asked: Vec<&Filter> = (wanting.iter())
-            .filter_map(|one| one.filter.as_ref())
-            .collect();
-        if asked.is_empty() {
-            return wanting;
-        }
-        let (topic, headers) = (&message.topic, message.headers.as_deref());
-        let mut outcomes = evaluate(&asked, topic, headers, &message.payload).into_iter();
-        wanting.retain(|one| {
-            let outcome = (one.filter.as_ref()).and_then(|_| outcomes.next());
-            if outcome == Some(Outcome::TooMuch) {
-                (self.report_too_costly)(&one.name, message);
+    /// What becomes of a message whose fate depends on a read.
+    fn unread<'r>(&self, message: &Message, now: Instant) -> Option<Fate<'r>> {
+        match self.reading {
+            Reading::NotYet => None,
+            Reading::Locked => Some(Fate::unknown(message, now)),
+            Reading::Released | Reading::Fresh => {
+                Some(Fate::not_sent(To::Split, Verdict::Released, message, now))
             }
-            outcome.is_none_or(|outcome| outcome == Outcome::Matches)
-        });
-        wanting
+        }
     }
 
     /// Whether a message for a single endpoint may go there without a row of its own. The destination
@@ -370,6 +407,31 @@ impl<'a> Ways<'a> {
             && registry.may_go_without_a_part(message)
             && self.rooms.left(only.id) > 0
     }
+}
+
+/// The endpoints that want a message. Also tells those whose filters need too many steps for it.
+fn wanting<'r>(
+    registry: &'r Registry,
+    message: &Message,
+    too_costly: &RefCell<Vec<&'r KnownEndpoint>>,
+) -> Vec<&'r Arc<KnownEndpoint>> {
+    let mut wanting: Vec<&Arc<KnownEndpoint>> = registry.wanting(message).collect();
+    let asked: Vec<&Filter> = (wanting.iter())
+        .filter_map(|one| one.filter.as_ref())
+        .collect();
+    if asked.is_empty() {
+        return wanting;
+    }
+    let (topic, headers) = (&message.topic, message.headers.as_deref());
+    let mut outcomes = evaluate(&asked, topic, headers, &message.payload).into_iter();
+    wanting.retain(|one| {
+        let outcome = (one.filter.as_ref()).and_then(|_| outcomes.next());
+        if outcome == Some(Outcome::TooMuch) {
+            too_costly.borrow_mut().push(one);
+        }
+        outcome.is_none_or(|outcome| outcome == Outcome::Matches)
+    });
+    wanting
 }
 
 /// The rows that a message gets in its place, after the last one that it has: one for each name of a route, and one for
@@ -406,21 +468,25 @@ impl Job {
 }
 
 impl Shared {
-    /// Takes claimed messages in, with the rest of their runs, and decides where each message goes. `looked`: whether
-    /// endpoints were looked up. `is_current`: whether this relay knows all destinations that the
-    /// claim could see.
+    /// Takes claimed messages in, with the rest of their runs, and decides where each message goes. `seen`: the
+    /// registrations that the claim has seen. `read`: reads the endpoints, for messages whose fate depends on that; it gets
+    /// the names that these messages bear.
     pub(super) fn took(
         &self,
-        mut claimed: Vec<Claimed>,
-        behind: Vec<Claimed>,
+        batch: Batch,
         lease: LeaseId,
-        looked: Result<(), Unasked>,
-        is_current: bool,
+        read: impl FnOnce(&[Claimed]) -> Reading,
     ) -> Vec<Job> {
+        let Batch {
+            mut claimed,
+            behind,
+            registrations,
+            ..
+        } = batch;
         let first = claimed.len();
         claimed.extend(behind);
         self.count_claimed(&claimed);
-        let mut jobs = self.decide(claimed, lease, looked, is_current);
+        let mut jobs = self.decide(claimed, lease, registrations, read);
         let claims = jobs.iter().map(|job| (Claim::of(&job.message), job.to));
         self.custody.began(lease, claims);
         let behind = jobs.split_off(first);
@@ -449,28 +515,44 @@ impl Shared {
         &self,
         claimed: Vec<Claimed>,
         lease: LeaseId,
-        looked: Result<(), Unasked>,
-        is_current: bool,
+        seen: Option<i64>,
+        read: impl FnOnce(&[Claimed]) -> Reading,
     ) -> Vec<Job> {
         let now = clock::now();
         let report_too_costly = |name: &str, message: &Message| {
             self.metrics.filter_too_much.increment(1);
             self.filter_troubles.too_much(name, message);
         };
-        let mut ways = Ways {
+        let ways = |reading| Ways {
             routes: &self.routes,
             bulkheads: &self.bulkheads,
             on_dead: self.settings.on_dead,
             registry: self.registered.registry(),
             rooms: self.rooms(),
             report_too_costly: &report_too_costly,
-            looked,
-            is_current,
+            reading,
+            seen,
             knows_endpoints: self.registered.is_on(),
         };
-        let jobs: Vec<Job> = (claimed.into_iter())
-            .map(|one| ways.job(one, lease, now))
-            .collect();
+        let mut known = ways(Reading::NotYet);
+        let (mut jobs, mut unsure) = (Vec::with_capacity(claimed.len()), Vec::new());
+        for (place, one) in claimed.into_iter().enumerate() {
+            match known.job(one, lease, now) {
+                Ok(job) => jobs.push((place, job)),
+                Err(one) => unsure.push((place, one)),
+            }
+        }
+        if !unsure.is_empty() {
+            let (places, unsure): (Vec<usize>, Vec<Claimed>) = unsure.into_iter().unzip();
+            let mut known = ways(read(&unsure));
+            jobs.iter().for_each(|(_, job)| known.take_room(job));
+            let decided = unsure
+                .into_iter()
+                .map(|one| known.last_job(one, lease, now));
+            jobs.extend(places.into_iter().zip(decided));
+            jobs.sort_unstable_by_key(|(place, _)| *place);
+        }
+        let jobs: Vec<Job> = jobs.into_iter().map(|(_, job)| job).collect();
         for Job { to, message, .. } in &jobs {
             if let Some(bulkhead) = to.bulkhead(&self.bulkheads) {
                 bulkhead.load(message);
@@ -537,7 +619,7 @@ mod tests {
         routes: &Routes,
         bulkheads: &[Bulkhead],
         registry: impl Into<Arc<Registry>>,
-        looked: Result<(), Unasked>,
+        reading: Reading,
         one: Claimed,
     ) -> Job {
         let mut ways = Ways {
@@ -547,11 +629,11 @@ mod tests {
             registry: registry.into(),
             rooms: Rooms::default(),
             report_too_costly: &|_, _| {},
-            looked,
-            is_current: true,
+            reading,
+            seen: None,
             knows_endpoints: true,
         };
-        ways.job(one, LeaseId(1), Instant::now())
+        ways.last_job(one, LeaseId(1), Instant::now())
     }
 
     /// Registers a destination that relays can send to.
@@ -583,7 +665,7 @@ mod tests {
             &Routes::new(&config),
             &bulkheads,
             Registry::default(),
-            Err(Unasked::Released),
+            Reading::Released,
             one,
         )
     }
@@ -648,7 +730,7 @@ mod tests {
             let mut one = claimed(1, "a", None);
             one.message.destination = "x".to_owned();
             one.message.registration = Some(registration);
-            let job = decided(&routes, &bulkheads, registry, Ok(()), one);
+            let job = decided(&routes, &bulkheads, registry, Reading::Fresh, one);
             match job.unsent {
                 None => format!("{:?}", job.to),
                 Some(Verdict::Dead(failure, _)) => failure.code.to_string(),
@@ -696,7 +778,7 @@ mod tests {
             registry.index(&routes);
             let mut one = claimed(1, "d", None);
             one.message.destination = "group".to_owned();
-            let unsent = decided(&routes, &bulkheads, registry, Ok(()), one).unsent;
+            let unsent = decided(&routes, &bulkheads, registry, Reading::Fresh, one).unsent;
             assert!(matches!(unsent, Some(Verdict::Released)), "{unsent:?}");
         }
     }
@@ -715,7 +797,7 @@ mod tests {
                 &Routes::new(&Config::default()),
                 &bulkheads,
                 Registry::beside(Routes::new(&config), topics),
-                Ok(()),
+                Reading::Fresh,
                 claimed(1, "d", None),
             )
             .unsent
@@ -756,7 +838,7 @@ mod tests {
                 &Routes::new(&Config::default()),
                 &bulkheads,
                 registry,
-                Ok(()),
+                Reading::Fresh,
                 claimed(1, topic, None),
             )
             .unsent
@@ -793,15 +875,15 @@ mod tests {
             )
             .unsent
         };
-        let failed = dies(Err(Unasked::Released));
+        let failed = dies(Reading::Released);
         assert!(matches!(failed, Some(Verdict::Released)));
         let Some(Verdict::Retry(failure, WHILE_LOCKED, Attempt::NotCounted)) =
-            dies(Err(Unasked::Locked))
+            dies(Reading::Locked)
         else {
             panic!("expected a message that waits");
         };
         assert_eq!(failure.code, ReasonCode::NotFannedOut);
-        let Some(Verdict::Dead(failure, Attempt::NotCounted)) = dies(Ok(())) else {
+        let Some(Verdict::Dead(failure, Attempt::NotCounted)) = dies(Reading::Fresh) else {
             panic!("expected a dead letter");
         };
         assert_eq!(failure.code, ReasonCode::DestinationRemoved);
@@ -827,7 +909,7 @@ mod tests {
                 &Routes::new(&Config::default()),
                 &bulkheads,
                 registry,
-                Ok(()),
+                Reading::Fresh,
                 one,
             )
         };

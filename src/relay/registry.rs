@@ -208,10 +208,10 @@ impl Registry {
 
     /// The enabled endpoints whose topics and tenant match a message, and those that a relay may have sent the message
     /// to before they were disabled. Filters on the payload are not applied.
-    pub(super) fn wanting<'a>(
+    pub(super) fn wanting<'a, 'm>(
         &'a self,
-        message: &'a Message,
-    ) -> impl Iterator<Item = &'a Arc<KnownEndpoint>> {
+        message: &'m Message,
+    ) -> impl Iterator<Item = &'a Arc<KnownEndpoint>> + use<'a, 'm> {
         let enabled = self.for_tenant_of(&self.of_tenants, message);
         let enabled = enabled.filter(|one| one.wants(message));
         // The row of a message that went at once to its only endpoint does not name the endpoint. Then its relay

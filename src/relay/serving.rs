@@ -330,11 +330,6 @@ impl ServedEndpoints {
         maker.is_some_and(|maker| maker.customers.can_send())
     }
 
-    /// Whether this relay knows the endpoints of a transaction that has seen this number of registrations.
-    pub(super) fn has_read(&self, registrations: Option<i64>) -> bool {
-        !self.is_on() || self.registry().registrations == registrations
-    }
-
     pub(super) fn registry(&self) -> Arc<Registry> {
         Arc::clone(&lock(&self.known).registry)
     }

@@ -8,15 +8,13 @@ use crate::clock;
 use crate::error::DatabaseError;
 use crate::relay::bulkhead::claim_bytes;
 use crate::relay::database::{Answer, Database, Taken, Which};
-use crate::relay::fate::Unasked;
+use crate::relay::fate::Reading;
 use crate::relay::pace::Last;
 use crate::relay::planner::{
     Brought, Claims, Finished, Found, OfKeys, Outcome, Picked, SearchKind, View,
 };
-use crate::routes::Way;
 use crate::store::brief::{Tried, has_timed_out};
 use crate::store::relay::claim::{Batch, Claimant, Claimed, Lane, Runs};
-use crate::store::relay::namesakes::OF_ROUTE;
 use crate::store::relay::search::Ask;
 
 impl<D: Database> Claimer<'_, D> {
@@ -172,48 +170,20 @@ impl<D: Database> Claimer<'_, D> {
             stats.claims += 1;
         });
         shared.metrics.claim_seconds.record(took.as_secs_f64());
-        let looked = self.look_up(&batch);
-        let is_current = looked.is_ok() || shared.registered.has_read(batch.registrations);
-        let jobs = shared.took(batch.claimed, batch.behind, lease, looked, is_current);
+        let jobs = shared.took(batch, lease, |unsure| self.read(unsure));
         self.hand_over(By::Claimer, jobs);
     }
 
-    /// Updates the destinations if the claim has seen registrations that this relay does not know, or if some messages
-    /// name a removed destination or are for nobody.
-    fn look_up(&mut self, batch: &Batch) -> Result<(), Unasked> {
-        let registry = self.shared.registered.registry();
-        let is_outdated = !self.shared.registered.has_read(batch.registrations);
-        let is_affected = |one: &Claimed| is_outdated && one.message.destination.is_empty();
-        // A destination that was registered again must get the messages that wait for it.
-        let is_removed = |one: &Claimed| {
-            let (message, named) = (&one.message, registry.named(&one.message.destination));
-            let is_gone = match named {
-                Some(named) => named.is_another(message),
-                None => message.registration.is_some(),
-            };
-            let is_unsure = registry.is_removed(&message.destination) || is_gone;
-            is_unsure && message.registration != Some(OF_ROUTE)
-        };
-        let routes = &self.shared.routes;
-        let has_no_subscriber = |one: &Claimed| {
-            let message = &one.message;
-            let way = routes.find(&message.topic, &message.destination);
-            way == Way::NoRoute && registry.wanting(message).next().is_none()
-        };
-        let is_unsure =
-            |one: &Claimed| is_affected(one) || is_removed(one) || has_no_subscriber(one);
-        let mut all = batch.claimed.iter().chain(&batch.behind);
-        if all.any(is_unsure) {
-            // The session logs a failure, and the messages are released.
-            let named = (batch.claimed.iter().chain(&batch.behind))
-                .map(|one| one.message.destination.as_str());
-            let waiting = self.without_destination(named);
-            let looked = self.look_at_rows(&waiting).map_err(|_| Unasked::Released)?;
-            if looked == Tried::Locked {
-                return Err(Unasked::Locked);
-            }
+    /// Reads the endpoints, because the fate of these messages depends on that.
+    fn read(&mut self, unsure: &[Claimed]) -> Reading {
+        let named = unsure.iter().map(|one| one.message.destination.as_str());
+        let waiting = self.without_destination(named);
+        match self.look_at_rows(&waiting) {
+            Ok(Tried::Done(())) => Reading::Fresh,
+            Ok(Tried::Locked) => Reading::Locked,
+            // The session has logged the failure.
+            Err(_) => Reading::Released,
         }
-        Ok(())
     }
 }
 

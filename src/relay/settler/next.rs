@@ -7,7 +7,7 @@ use crate::error::DatabaseError;
 use crate::log;
 use crate::relay::bulkhead::left_bytes;
 use crate::relay::database::Database;
-use crate::relay::fate::Unasked;
+use crate::relay::fate::Reading;
 use crate::relay::job::Job;
 use crate::relay::planner::{Report, Returned};
 use crate::relay::settlement::{Kind, Settlement};
@@ -29,9 +29,7 @@ impl<D: Database> Settler<'_, D> {
             return;
         }
         let shared = self.shared;
-        let is_current = shared.registered.has_read(next.registrations);
-        let (first, behind) = (next.claimed, next.behind);
-        let mut jobs = shared.took(first, behind, lease, Err(Unasked::Released), is_current);
+        let mut jobs = shared.took(next, lease, |_| Reading::Released);
         let continued: usize = jobs.iter().map(Job::len).sum();
         shared.count(|stats| stats.continued += continued as u64);
         // Bulkheads do not count the bytes of these messages while they wait for the claimer.

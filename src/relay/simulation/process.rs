@@ -29,7 +29,7 @@ use crate::relay::batch::{Answered, Gathered, telling};
 use crate::relay::builder::Dispatchers;
 use crate::relay::bulkhead::{Bulkhead, Serves};
 use crate::relay::claimer::{Claimer, SOON, Turn};
-use crate::relay::fate::Unasked;
+use crate::relay::fate::Reading;
 use crate::relay::gate::{Admission, Pass};
 use crate::relay::groups::add_groups;
 use crate::relay::heartbeat::Heartbeat;
@@ -1635,13 +1635,11 @@ fn a_claimer_that_hears_of_more_than_a_queue_takes_asks_to_be_rung_for_room() {
     let shared = process.shared;
     let most = i64::try_from(shared.bulkheads[0].queue()).expect("a small queue");
     let claimed: Vec<Claimed> = (0..=most).map(|n| claimed(n, "a", Some("k"))).collect();
-    let jobs = shared.took(
+    let batch = Batch {
         claimed,
-        Vec::new(),
-        LeaseId(1),
-        Err(Unasked::Released),
-        true,
-    );
+        ..Batch::default()
+    };
+    let jobs = shared.took(batch, LeaseId(1), |_| Reading::Released);
     shared.tell_claimer(Told::Continued(jobs));
     process.pass_on_entries(None);
     let claimer = process.claimer.as_mut().expect("the claimer is idle");
