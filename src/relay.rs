@@ -11,12 +11,17 @@ mod bulkhead;
 pub(crate) mod by_hand;
 mod chore;
 mod claimer;
+mod configured;
 mod custody;
 mod database;
 pub(crate) mod depths;
+mod directory;
 mod doubt;
 mod ending;
+mod endpoint_rows;
+mod endpoint_workers;
 mod error;
+mod failing;
 mod fair;
 mod fate;
 mod filter_troubles;
@@ -30,6 +35,7 @@ mod inbox_cleaning;
 mod intake;
 mod janitor;
 mod job;
+mod keeper;
 mod kept_back;
 mod lease_clock;
 mod limits;
@@ -44,6 +50,7 @@ mod pace;
 mod paused;
 mod pauses;
 mod planner;
+mod pool;
 mod registry;
 mod room;
 mod run;
@@ -69,6 +76,7 @@ mod unrouted;
 mod verdict;
 mod verifications;
 mod wanted;
+mod workers;
 mod written;
 
 use std::sync::Arc;
@@ -83,6 +91,7 @@ pub use self::stats::Stats;
 
 use self::bulkhead::Bulkhead;
 use self::chore::NewChore;
+use self::directory::Directory;
 use self::ending::held;
 use self::heartbeat::Ending;
 use self::hooks::Hooks;
@@ -90,12 +99,13 @@ use self::job::Job;
 use self::lease_clock::LeaseClock;
 use self::observer::Observers;
 use self::running::Running;
-use self::serving::ServedEndpoints;
 use self::settings::Settings;
 use self::shared::{Shared, Signals};
+use self::workers::Workers;
 use crate::clock::BootTime;
 use crate::error::DatabaseError;
 use crate::log;
+use crate::routes::Routes;
 use crate::store::pinned::{located, pinned};
 use crate::store::relay::connection::{Limits, Plans, Source};
 use crate::store::relay::lease::{self, LeaseId, Registration};
@@ -120,8 +130,10 @@ struct Assembled {
     source: Source,
     bulkheads: Vec<Bulkhead>,
     queues: Vec<Sender<Job>>,
-    registered: ServedEndpoints,
+    routes: Arc<Routes>,
+    directory: Arc<dyn Directory>,
     hooks: Hooks,
+    workers: Arc<dyn Workers>,
     /// The chores of the janitor, in this order.
     chores: &'static [NewChore],
     observers: Observers,
@@ -132,6 +144,7 @@ struct Assembled {
 
 /// What the threads of a relay need, before they start.
 struct Launch {
+    workers: Arc<dyn Workers>,
     queues: Vec<Sender<Job>>,
     chores: &'static [NewChore],
     registration: Registration,
@@ -150,8 +163,10 @@ impl Incarnation {
             source,
             bulkheads,
             queues,
-            registered,
+            routes,
+            directory,
             hooks,
+            workers,
             chores,
             observers,
             limit,
@@ -166,7 +181,7 @@ impl Incarnation {
         let relay_name = format!("{}:{}", host_name(), std::process::id());
         let clock = LeaseClock::of(&settings);
         let asked = BootTime::now();
-        let registration = registration(&settings, &relay_name, registered.can_send(), is_one_shot);
+        let registration = registration(&settings, &relay_name, directory.can_send(), is_one_shot);
         let lease_id = pinned(&mut conn, &settings.table, |conn, name| {
             lease::register(conn, name, &registration)
         })
@@ -178,7 +193,13 @@ impl Incarnation {
         let (abandon, abandon_signal) = bounded(0);
         let signals = Signals::new(stop_signal, abandon_signal)?;
         let mut shared = Shared::new(
-            settings, source, bulkheads, registered, hooks, clock, signals,
+            settings,
+            source,
+            bulkheads,
+            (routes, directory),
+            hooks,
+            clock,
+            signals,
         );
         (shared.observers, shared.limit) = (observers, limit);
         (shared.is_one_shot, shared.claim_limit) = (is_one_shot, claim_limit);
@@ -193,6 +214,7 @@ impl Incarnation {
         };
         let launch = Launch {
             queues,
+            workers,
             chores,
             registration,
             lease_id,

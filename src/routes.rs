@@ -10,10 +10,12 @@ pub(crate) use self::serves::Serves;
 
 /// Topic patterns and their destinations, most specific first: an exact topic, then the longest
 /// prefix before the first `*`, then the longest pattern.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 pub(crate) struct Routes {
     patterns: Vec<(String, Vec<usize>)>,
     by_name: HashMap<String, usize>,
+    /// The names, by number.
+    names: Vec<String>,
     /// The topics of each group of handlers, by the group's number.
     handled: HashMap<usize, Vec<String>>,
     /// The destination of all other messages.
@@ -53,10 +55,8 @@ impl Routes {
         } = serves;
         let names = destinations.iter();
         let names = names.chain(handlers.iter().map(|(name, _)| name));
-        let by_name: HashMap<String, usize> = names
-            .enumerate()
-            .map(|(number, name)| (name.clone(), number))
-            .collect();
+        let names: Vec<String> = names.cloned().collect();
+        let by_name: HashMap<String, usize> = names.iter().cloned().zip(0..).collect();
         let numbered = handlers.into_iter();
         let handled = numbered.filter_map(|(name, topics)| Some((*by_name.get(&name)?, topics)));
         let handled: HashMap<usize, Vec<String>> = handled.collect();
@@ -69,6 +69,7 @@ impl Routes {
             handled,
             rest: rest.then_some(by_name.len()),
             by_name,
+            names,
             only,
         }
     }
@@ -80,7 +81,7 @@ impl Routes {
 
     /// The names of the configured destinations and of the groups of handlers.
     pub(crate) fn all_names(&self) -> impl Iterator<Item = &str> {
-        self.by_name.keys().map(String::as_str)
+        self.names.iter().map(String::as_str)
     }
 
     /// Where a message of this topic goes: to the destination that the message names or, if that is
@@ -117,17 +118,17 @@ impl Routes {
 
     /// The destinations of messages that have this topic and name no destination.
     pub(crate) fn names(&self, topic: &str) -> Option<Vec<&str>> {
-        let numbers = match self.find(topic, "") {
-            Way::To(number) => vec![number],
-            Way::Split(numbers) => numbers.to_vec(),
-            Way::NoRoute | Way::UnknownDestination | Way::NotTaken => return None,
-        };
-        let named = |number: usize| {
-            let mut all = self.by_name.iter();
-            all.find(|(_, one)| **one == number)
-                .map(|(name, _)| name.as_str())
-        };
-        Some(numbers.into_iter().filter_map(named).collect())
+        match self.find(topic, "") {
+            Way::To(number) => Some(self.names_of(&[number]).collect()),
+            Way::Split(numbers) => Some(self.names_of(numbers).collect()),
+            Way::NoRoute | Way::UnknownDestination | Way::NotTaken => None,
+        }
+    }
+
+    /// The names of the destinations with these numbers. The application's own dispatcher has none.
+    pub(crate) fn names_of(&self, numbers: &[usize]) -> impl Iterator<Item = &str> {
+        let names = numbers.iter().filter_map(|number| self.names.get(*number));
+        names.map(String::as_str)
     }
 
     /// Whether the destination serves the topic. Only groups of handlers are limited to some topics.

@@ -14,8 +14,8 @@ use diesel::r2d2::ManageConnection;
 use secrecy::ExposeSecret;
 use serde::de::DeserializeOwned;
 
-pub(super) use self::assembly::CheckedSettings;
 pub(crate) use self::assembly::check;
+pub(super) use self::assembly::{CheckedSettings, settings_of};
 #[cfg(test)]
 pub(super) use self::bulkheads::Dispatchers;
 use self::in_code::InCode;

@@ -11,7 +11,6 @@ use super::gate::Gate;
 use super::job::Job;
 use super::limits::Limits;
 use super::to::To;
-use super::turns::Turns;
 use crate::calls::Calls;
 use crate::dispatch::Dispatcher;
 use crate::message::Message;
@@ -27,8 +26,6 @@ pub(super) const REQUEST_BYTES: usize = 1024 * 1024;
 const PREFETCH: Duration = Duration::from_millis(250);
 /// The most lanes in one claim. If there are more, they take turns.
 pub(super) const MOST_LANES: usize = 64;
-/// The name of the bulkhead of all endpoints, in metrics and health. No destination can have this name.
-pub(super) const REGISTERED: &str = "endpoints";
 /// The name of the application's own dispatcher, which takes messages that no other destination serves.
 pub(super) const REST: &str = "";
 
@@ -54,14 +51,14 @@ pub(crate) struct Bulkhead {
 pub(crate) enum Serves {
     Dispatcher(Arc<dyn Dispatcher>),
     Handlers(Arc<dyn Calls>),
-    /// All endpoints: each has its own dispatcher.
-    Registered,
+    /// All members: each has its own dispatcher. At most so many threads send to them.
+    Members(usize),
 }
 
 impl Bulkhead {
     /// The bulkheads in this order, with the sending ends of their queues.
     pub(super) fn numbered(all: Vec<Self>) -> (Vec<Self>, Vec<Sender<Job>>) {
-        let has_share = |one: &&Self| !matches!(one.serves, Serves::Registered);
+        let has_share = |one: &&Self| !matches!(one.serves, Serves::Members(_));
         let count = all.iter().filter(has_share).count();
         let numbered = all.into_iter().enumerate();
         numbered
@@ -105,7 +102,7 @@ impl Bulkhead {
     /// The most threads that may ever send at once.
     pub(super) fn most_threads(&self) -> usize {
         match self.serves {
-            Serves::Registered => Turns::most(self.limits.concurrency),
+            Serves::Members(most) => most,
             Serves::Dispatcher(_) | Serves::Handlers(_) => self.limits.concurrency,
         }
     }
@@ -128,7 +125,7 @@ impl Bulkhead {
 
     fn size(&self, message: &Message) -> usize {
         match self.serves {
-            Serves::Dispatcher(_) | Serves::Registered => message.bytes(),
+            Serves::Dispatcher(_) | Serves::Members(_) => message.bytes(),
             // A handler works on a copy.
             Serves::Handlers(_) => 2 * message.bytes(),
         }
@@ -189,8 +186,8 @@ impl To {
     pub(super) fn bulkhead(self, all: &[Bulkhead]) -> Option<&Bulkhead> {
         match self {
             Self::Bulkhead(number) => all.get(number),
-            // If there are endpoints, the last bulkhead is theirs.
-            Self::Registered(_) => all.last(),
+            // If there are members, the last bulkhead is theirs.
+            Self::Member(_) => all.last(),
             Self::Split | Self::Nowhere => None,
         }
     }

@@ -9,9 +9,11 @@ use diesel::result::QueryResult;
 use diesel::{Connection, PgConnection};
 
 use super::StartError;
-use super::builder::{CheckedSettings, RelayBuilder};
+use super::builder::{CheckedSettings, RelayBuilder, settings_of};
 use super::bulkhead::{Bulkhead, Serves};
-use super::fate::{Reading, Ways};
+use super::configured::Configured;
+use super::directory::Reading;
+use super::fate::Ways;
 use super::job::{Job, is_expired};
 use super::observer::Observers;
 use super::room::Rooms;
@@ -82,7 +84,7 @@ pub(crate) struct Processed {
 
 pub(crate) struct ByHand {
     settings: Settings,
-    routes: Routes,
+    routes: Arc<Routes>,
     bulkheads: Vec<Bulkhead>,
     observers: Observers,
 }
@@ -97,9 +99,9 @@ impl ByHand {
         } = builder.checked()?;
         dispatchers.customers = None;
         Ok(Self {
-            routes: Routes::new(&config),
+            routes: Arc::new(Routes::new(&config)),
             bulkheads: Bulkhead::all(&config, dispatchers).0,
-            settings: Settings::of(&config, false),
+            settings: settings_of(&config, false),
             observers,
         })
     }
@@ -137,15 +139,13 @@ impl ByHand {
         while let Some(claimed) = ordered::claim_one(conn, name, lease, &seen)? {
             seen.push(claimed.message.sequence.0);
             let mut ways = Ways {
-                routes: &self.routes,
                 bulkheads: &self.bulkheads,
                 on_dead: self.settings.on_dead,
-                registry: Arc::default(),
+                roster: Arc::new(Configured(Arc::clone(&self.routes))),
                 rooms: Rooms::default(),
-                report_too_costly: &|_, _| {},
-                reading: Reading::Released,
+                doubted: &|_, _| {},
+                reading: Reading::NotAsked,
                 seen: None,
-                knows_endpoints: false,
             };
             let job = ways.last_job(claimed, lease, Instant::now());
             let verdict = self.verdict(&job, conn);
@@ -233,7 +233,7 @@ impl ByHand {
             Serves::Dispatcher(dispatcher) => {
                 caught(message, || dispatcher.dispatch(message)).unwrap_or_else(Outcome::Retry)
             }
-            Serves::Registered => Outcome::Retry(Failure::new(
+            Serves::Members(_) => Outcome::Retry(Failure::new(
                 ReasonCode::UnknownDestination,
                 "only a running relay serves endpoints",
             )),

@@ -9,7 +9,6 @@ mod waiting;
 #[cfg(test)]
 pub(super) use self::waiting::SOON;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
@@ -18,18 +17,14 @@ use self::hand_over::By;
 use super::database::{Answer, Database};
 use super::intake::{Intake, Payloads, doors};
 use super::job::Job;
-use super::pace::Last;
 use super::pauses;
 use super::planner::{Claim, Planner, Report, Step, Timing, View, Wait};
-use super::serving::Bad;
 use super::settlement::{Outcomes, Settlement};
 use super::shared::Shared;
 use super::told::Told;
 use super::verdict::Verdict;
+use super::workers::Keeper;
 use crate::clock;
-use crate::routes::Refuses;
-use crate::store::relay::glance::Marks;
-use crate::store::relay::lease::LeaseId;
 
 /// For how long a relay that is shutting down continues to release messages it does not know.
 const MOST_AT_END: Duration = Duration::from_secs(2);
@@ -44,20 +39,12 @@ pub(crate) struct Claimer<'a, D> {
     split_payloads: Payloads,
     outcomes: Outcomes,
     inbox: Receiver<Told>,
-    /// The last check of the rows of endpoints for changes.
-    rows_looked: Option<Last>,
-    /// The marks of these rows that were read before they were.
-    marks: Option<Marks>,
-    /// Whether another session has locked the rows of endpoints.
-    is_locked_out: bool,
+    /// Reads the members.
+    keeper: Box<dyn Keeper<D> + 'a>,
     /// Whether the pauses have been read.
     knows_pauses: bool,
     /// The connections that were lost before the last survey: what the server had answered there may be lost, too.
     lost: u64,
-    /// Rows that no relay can use, and that are to be disabled once they are not locked.
-    unusable: Vec<Bad>,
-    /// The refused destinations in the relay's lease.
-    refusals_published: Option<(LeaseId, Arc<Refuses>)>,
     /// Whether the topics that this relay serves are recorded, or need not be.
     is_recorded: bool,
 }
@@ -76,6 +63,7 @@ impl<'a, D: Database> Claimer<'a, D> {
         queues: Vec<Sender<Job>>,
         outcomes: Outcomes,
         inbox: Receiver<Told>,
+        keeper: Box<dyn Keeper<D> + 'a>,
         db: D,
     ) -> Self {
         let settings = &shared.settings;
@@ -87,19 +75,20 @@ impl<'a, D: Database> Claimer<'a, D> {
         let names = shared.bulkheads.iter().map(|bulkhead| &*bulkhead.name);
         Self {
             shared,
-            planner: Planner::new(clock::now(), timing, &shared.routes, names.collect()),
+            planner: Planner::new(
+                clock::now(),
+                timing,
+                shared.directory.roster(),
+                names.collect(),
+            ),
             db,
             intakes: queues.into_iter().map(Intake::new).collect(),
             split_payloads: Payloads::default(),
             outcomes,
             inbox,
-            rows_looked: None,
-            marks: None,
-            is_locked_out: false,
+            keeper,
             knows_pauses: false,
             lost: 0,
-            unusable: Vec::new(),
-            refusals_published: None,
             is_recorded: !settings.enabled || !(settings.single_active || shared.is_one_shot),
         }
     }
@@ -141,8 +130,8 @@ impl<'a, D: Database> Claimer<'a, D> {
         let bulkheads = &self.shared.bulkheads;
         let intakes = self.intakes.iter_mut().zip(bulkheads);
         let waiting = intakes.flat_map(|(intake, bulkhead)| intake.take_back(bulkhead));
-        let registered = self.shared.registered.turns().take_all();
-        for job in waiting.chain(registered) {
+        let of_members = self.shared.directory.take_back();
+        for job in waiting.chain(of_members) {
             let settlement = Settlement::unsent(job, bulkheads, Verdict::Released);
             let _ = self.outcomes.send(settlement);
         }
@@ -184,7 +173,7 @@ impl<'a, D: Database> Claimer<'a, D> {
             lease,
             may_send: lease.is_some_and(|lease| shared.lease.may_send(lease)),
             doors,
-            registered: shared.rooms(),
+            rooms: shared.rooms(),
             room_to_split,
             is_queue_full: self.intakes.iter().any(Intake::is_full),
             left_to_claim: self.left_to_claim(),
@@ -216,7 +205,7 @@ impl<'a, D: Database> Claimer<'a, D> {
             Step::LookAgain => return self.look_again(),
             Step::Undo(undo) => self.undo(undo)?,
             Step::Gates { may_probe } => {
-                pauses::follow_up(self.shared, &mut self.db, may_probe)?;
+                pauses::follow_up(self.shared, &mut *self.keeper, &mut self.db, may_probe)?;
             }
             Step::Survey(survey) => self.survey(survey)?,
             Step::LoseLease(lease) => {

@@ -14,10 +14,10 @@ use std::time::Instant;
 
 use self::aside::{Aside, Judged};
 use super::bell::Bell;
+use super::directory::Prefetched;
 use super::doubt::{Doubt, RanBy};
 use super::kept_back::KeptBack;
 use super::room::Held;
-use super::serving::Pool;
 use super::settlement::Settlement;
 use super::to::To;
 use super::wanted::RoomWanted;
@@ -48,8 +48,8 @@ struct State {
     of_leases: HashMap<LeaseId, HashSet<Claim>>,
     /// The number of messages of each bulkhead, including those put aside.
     of_bulkheads: Vec<usize>,
-    /// The messages of each endpoint that has had any, including those put aside.
-    of_endpoints: HashMap<u32, Held>,
+    /// The messages of each member that has had any, including those put aside.
+    of_members: HashMap<u32, Held>,
     /// The messages to be fanned out, which may be in flight for long.
     to_split: usize,
     /// The messages whose handlers run, possibly for long, with their leases.
@@ -132,22 +132,21 @@ impl State {
                 }
                 self.of_bulkheads[number] += 1;
             }
-            To::Registered(id) => self.of_endpoints.entry(id).or_default().in_flight += 1,
+            To::Member(id) => self.of_members.entry(id).or_default().in_flight += 1,
             To::Split => self.to_split += 1,
             To::Nowhere => {}
         }
     }
 
-    /// Removes a message of a destination. Also learns how many messages an endpoint can take, by the time
-    /// of its sends.
-    fn remove(&mut self, to: To, pool: &Pool) {
+    /// Removes a message of a destination. Also learns how many messages a member can take, by the time of its sends.
+    fn remove(&mut self, to: To, prefetched: &Prefetched) {
         let take = |count: &mut usize| *count = count.saturating_sub(1);
         match to {
             To::Bulkhead(number) => self.of_bulkheads.get_mut(number).map_or((), take),
-            To::Registered(id) => {
-                if let Some(held) = self.of_endpoints.get_mut(&id) {
+            To::Member(id) => {
+                if let Some(held) = self.of_members.get_mut(&id) {
                     take(&mut held.in_flight);
-                    held.prefetch = pool.get(&id).map(|member| member.bulkhead.prefetch());
+                    held.prefetch = prefetched.get(&id).copied().flatten();
                 }
             }
             // Messages put aside are not counted.
@@ -184,7 +183,7 @@ impl Custody {
             count: 0,
             of_leases: HashMap::new(),
             of_bulkheads: Vec::new(),
-            of_endpoints: HashMap::new(),
+            of_members: HashMap::new(),
             to_split: 0,
             handled: HashSet::new(),
             aside: Aside::default(),
@@ -253,11 +252,11 @@ impl Custody {
         &self,
         lease: LeaseId,
         settled: impl ExactSizeIterator<Item = (Claim, To)> + Clone,
-        pool: &Pool,
+        prefetched: &Prefetched,
     ) {
         let mut state = self.state();
         let (count, ways) = (settled.len(), settled.clone().map(|(_, to)| to));
-        ways.clone().for_each(|to| state.remove(to, pool));
+        ways.clone().for_each(|to| state.remove(to, prefetched));
         state.forget_splits(ways);
         state.forget(lease, settled.map(|(claim, _)| claim));
         state.count = state.count.saturating_sub(count);
@@ -287,10 +286,12 @@ impl Custody {
         lease: LeaseId,
         topic: &Topic,
         settled: &[&Settlement],
-        pool: &Pool,
+        prefetched: &Prefetched,
     ) {
         let mut state = self.state();
-        settled.iter().for_each(|one| state.remove(one.to, pool));
+        settled
+            .iter()
+            .for_each(|one| state.remove(one.to, prefetched));
         let claims = settled.iter().map(|one| one.claim());
         state.aside.take(topic, claims.clone());
         state.forget(lease, claims);
@@ -398,15 +399,15 @@ impl Custody {
         self.state().of_bulkheads.get(number).copied().unwrap_or(0)
     }
 
-    /// The messages of each endpoint that has had any.
-    pub(super) fn of_endpoints(&self) -> HashMap<u32, Held> {
-        self.state().of_endpoints.clone()
+    /// The messages of each member that has had any.
+    pub(super) fn of_members(&self) -> HashMap<u32, Held> {
+        self.state().of_members.clone()
     }
 
-    /// Forgets endpoints without messages, unless `is_there`.
-    pub(super) fn keep_endpoints(&self, is_there: impl Fn(u32) -> bool) {
+    /// Forgets members without messages, unless `is_there`.
+    pub(super) fn keep_members(&self, is_there: impl Fn(u32) -> bool) {
         let is_kept = |id: &u32, held: &mut Held| held.in_flight > 0 || is_there(*id);
-        self.state().of_endpoints.retain(is_kept);
+        self.state().of_members.retain(is_kept);
     }
 
     /// The leases of messages that are still in flight here, other than those that only handlers work on.
@@ -542,7 +543,7 @@ mod tests {
 
     fn settled(custody: &Custody, sequence: i64) {
         let settled = [(claim(sequence), To::Nowhere)];
-        custody.settled(LEASE, settled.into_iter(), &Pool::new());
+        custody.settled(LEASE, settled.into_iter(), &Prefetched::new());
     }
 
     fn is_rung(custody: &Custody) -> bool {

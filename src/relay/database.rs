@@ -10,35 +10,28 @@ use diesel::{Connection, PgConnection};
 
 use super::gate::News;
 use super::planner::{Part, Streams, Surveyed};
-use super::registry::Registry;
-use super::serving::{Changes, Failing};
 use super::session::{AfterRefusal, Session};
 use super::written::{Settle, Written, deliver_and_continue, write_down};
 use crate::error::DatabaseError;
 use crate::hand::Hand;
 use crate::name::OutboxName;
 use crate::routes::Serves;
-use crate::status::ReasonCode;
 use crate::store::brief::{Locks, Tried, briefly, without_waiting};
-use crate::store::endpoints::{self, AsSeen};
 use crate::store::expired;
 use crate::store::relay::backend::{self, Backend};
-use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Stream};
-use crate::store::relay::failing::{self, Failures};
+use crate::store::relay::claim::{self, Batch, Claimant, Lane, Position, Reads, Stream};
 use crate::store::relay::glance::{self, Glance, Marks};
 use crate::store::relay::late;
 use crate::store::relay::lease::{self, LeaseId, Registration, Seen};
 use crate::store::relay::ordered::{self, Candidate, Key};
-use crate::store::relay::own;
 use crate::store::relay::page::Page;
 use crate::store::relay::pause::{self, BREAKER_OPEN, Pausable, Paused};
-use crate::store::relay::registrations::{self, ReadTo};
 use crate::store::relay::search::{self, Ask};
-use crate::store::relay::served;
 use crate::store::relay::settle::{self, Claim, Discarded, Released, Trace};
 use crate::store::relay::streams::{Found, streams, streams_behind, streams_beside};
 use crate::store::relay::topics;
 use crate::store::relay::whereabouts::{Whereabouts, whereabouts};
+use crate::store::relay::witness::OwnWitness;
 
 /// The result of a call.
 pub(super) type Answer<T> = Result<T, DatabaseError>;
@@ -86,22 +79,10 @@ pub(super) struct Taken {
 pub(super) struct Asks<'a> {
     /// Whether the survey waits for locks of the table of pauses.
     pub(super) locks: Locks,
-    /// Whether the survey reads the marks of endpoints.
+    /// Whether the survey reads the marks of members.
     pub(super) marks: bool,
-    /// Up to where the relay has read the changes of endpoints.
-    pub(super) read_to: Option<&'a ReadTo>,
-}
-
-/// The endpoints of a database, since a relay has read them: their changes, if any, and up to where they are
-/// read now.
-pub(super) type SinceThen = (Option<Changes>, Option<ReadTo>);
-
-/// What other relays must know of a relay.
-pub(super) enum Published<'a> {
-    /// The topics that it serves.
-    Topics(&'a Serves),
-    /// The endpoints that it refuses, as JSON.
-    Refusals(Option<String>),
+    /// Up to where the relay has read its members.
+    pub(super) read_to: Option<&'a dyn Reads>,
 }
 
 pub(super) trait Database {
@@ -111,7 +92,7 @@ pub(super) trait Database {
     /// Another server has replaced the one of this connection: the next call opens a new connection.
     fn replace(&mut self);
 
-    /// Queries the streams, the ended leases, the state of this lease, the pauses, and the marks of endpoints.
+    /// Queries the streams, the ended leases, the state of this lease, the pauses, and the marks of members.
     fn survey(
         &mut self,
         lease: LeaseId,
@@ -120,36 +101,8 @@ pub(super) trait Database {
         asks: Asks<'_>,
     ) -> Answer<Surveyed>;
 
-    /// The changes of endpoints since `known` and since the stamp `failing`, those of the names `waiting`
-    /// that were removed, and what other relays serve. Looks only at rows that have changed since `read_to`, if there is one.
-    /// `locks`: of the tables of destinations, pauses and topics.
-    fn registered(
-        &mut self,
-        known: &Registry,
-        since: (i64, Option<&ReadTo>),
-        waiting: &[String],
-        locks: Locks,
-    ) -> Answer<Tried<SinceThen>>;
-
-    /// Disables an endpoint, unless the destination has changed meanwhile, or has not failed for the given
-    /// time, if any. `false`: the destination was not disabled.
-    fn disable(
-        &mut self,
-        seen: AsSeen<'_>,
-        why: (Hand, &str),
-        failed_for: Option<Duration>,
-    ) -> Answer<Tried<bool>>;
-
-    /// Records in its row that an endpoint has failed for this time, last for this reason, or (`None`) that
-    /// it works. Returns what the row says then.
-    fn tell_failing(
-        &mut self,
-        seen: AsSeen<'_>,
-        failed: Option<(Duration, ReasonCode)>,
-    ) -> Answer<Tried<Failures>>;
-
-    /// Records what other relays must know of this one.
-    fn publish(&mut self, lease: LeaseId, what: Published<'_>) -> Answer<()>;
+    /// Records the topics that this relay serves.
+    fn record_topics(&mut self, serves: &Serves) -> Answer<()>;
 
     /// Claims messages.
     fn claim(&mut self, by: Claimant<'_>, which: Which<'_>) -> Answer<Taken>;
@@ -187,13 +140,8 @@ pub(super) trait Database {
     /// Records the results that changed nothing in the history.
     fn note_conflicts(&mut self, discarded: &[Discarded]) -> Answer<()>;
 
-    /// Records a change of a gate for other relays. `row`: the endpoint, which must not have changed since.
-    fn tell_pause(
-        &mut self,
-        destination: &str,
-        row: Option<AsSeen<'_>>,
-        news: News,
-    ) -> Answer<Tried<()>>;
+    /// Records a change of a gate for other relays.
+    fn tell_pause(&mut self, destination: &str, news: News) -> Answer<Tried<()>>;
 
     /// Whether this relay may probe a destination for the time `hold`, and the pauses.
     fn take_probe(
@@ -263,7 +211,7 @@ impl Session {
     }
 
     /// For tables that people and applications may lock, too.
-    fn run_heeding<T>(
+    pub(super) fn run_heeding<T>(
         &mut self,
         locks: Locks,
         statements: impl FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<T>,
@@ -292,6 +240,36 @@ fn ask_streams(
         Streams::All => streams(conn, name),
         Streams::Beside(known) => streams_beside(conn, name, known),
         Streams::Behind(sequence) => streams_behind(conn, name, *sequence),
+    }
+}
+
+/// Records a change of a gate for other relays.
+pub(super) fn record_news(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    witness: OwnWitness,
+    which: &str,
+    news: News,
+) -> QueryResult<()> {
+    // The time that is left now: the database may have been unavailable meanwhile.
+    let left = |until: Instant| until.saturating_duration_since(Instant::now());
+    let kind = Pausable::Destination;
+    match (news, witness) {
+        (News::Paused(code, None), Some(witness)) => witness.pause(conn, name, which, code),
+        (News::Paused(code, until), _) => {
+            let until = until.map(left);
+            let by = (Hand::Receiver, code.as_str());
+            pause::pause(conn, name, kind, which, by, until, 0).map(drop)
+        }
+        (News::Opened(until, openings), Some(witness)) => {
+            witness.open_breaker(conn, name, which, left(until), openings)
+        }
+        (News::Opened(until, openings), None) => {
+            let until = Some(left(until));
+            let by = (Hand::Relay, BREAKER_OPEN);
+            pause::pause(conn, name, kind, which, by, until, openings).map(drop)
+        }
+        (News::Recovered, _) => pause::close_breaker(conn, name, which).map(drop),
     }
 }
 
@@ -356,128 +334,8 @@ impl Database for Session {
         })
     }
 
-    fn registered(
-        &mut self,
-        known: &Registry,
-        (failing, read_to): (i64, Option<&ReadTo>),
-        waiting: &[String],
-        locks: Locks,
-    ) -> Answer<Tried<SinceThen>> {
-        self.run_heeding(locks, |conn, name| {
-            // Read first, so that the rows are at least as new.
-            let next = registrations::now(conn)?;
-            let names = match read_to.filter(|one| one.is_of_server_of(&next)) {
-                Some(read_to) => Some(registrations::names(conn, name, read_to)?),
-                None => None,
-            };
-            let only = names.as_ref().map(|names| names.iter().map(String::as_str));
-            let only: Option<Vec<&str>> = only.map(Iterator::collect);
-            let mut stamp = known.stamp;
-            let mut failing_now = failing;
-            if only.is_none() {
-                (stamp, failing_now) = endpoints::stamp(conn, name)?;
-            }
-            let mut gone = HashMap::new();
-            let mut changed = HashMap::new();
-            let has_changed = only
-                .as_ref()
-                .map_or(stamp != known.stamp, |names| !names.is_empty());
-            if has_changed {
-                gone = known.stamps(only.as_deref());
-                for (destination, stamp) in endpoints::stamps(conn, name, only.as_deref())? {
-                    if gone.remove(&destination) != Some(stamp) {
-                        changed.insert(destination, stamp);
-                    }
-                }
-            }
-            if only.is_some() {
-                stamp = known.stamp_with(&changed, &gone);
-            }
-            let asked = waiting.iter().chain(gone.keys()).map(String::as_str);
-            let asked: Vec<&str> = asked.collect();
-            let removed = pause::removed_of(conn, name, &asked)?.into_iter().collect();
-            if stamp.0 == 0 && !known.is_in_use() && removed == known.removed {
-                return Ok((None, Some(next)));
-            }
-            let others = served::others(conn, name)?;
-            let failing = match (&only, failing_now == failing) {
-                (Some(names), _) if names.is_empty() => None,
-                (None, true) => None,
-                (names, _) => Some(Failing {
-                    stamp: failing_now,
-                    rows: failing::all(conn, name, names.as_deref())?
-                        .into_iter()
-                        .collect(),
-                    only: names
-                        .as_ref()
-                        .map(|names| names.iter().map(ToString::to_string).collect()),
-                }),
-            };
-            let names: Vec<String> = changed.keys().cloned().collect();
-            let rows = match names.is_empty() {
-                true => Vec::new(),
-                false => endpoints::endpoint_rows(conn, name, &names)?,
-            };
-            // Read last: who registers a destination that is paused has committed the pause before.
-            let paused = match names.is_empty() {
-                true => None,
-                false => Some(pause::all(conn, name)?),
-            };
-            let rows = rows.into_iter().filter_map(|one| {
-                let stamp = *changed.get(&one.row.name)?;
-                Some((one, stamp))
-            });
-            let changes = Changes {
-                stamp,
-                others,
-                removed,
-                gone: gone.into_keys().collect(),
-                rows: rows.collect(),
-                failing,
-                registrations: None,
-                paused,
-            };
-            Ok((Some(changes), Some(next)))
-        })
-    }
-
-    fn disable(
-        &mut self,
-        seen: AsSeen<'_>,
-        why: (Hand, &str),
-        failed_for: Option<Duration>,
-    ) -> Answer<Tried<bool>> {
-        let own_events = self.own_events;
-        self.run_without_waiting(|conn, name| match own_events {
-            true => own::disable(conn, name, seen, why, failed_for),
-            false => endpoints::disable_as_seen(conn, name, seen, why, failed_for),
-        })
-    }
-
-    fn tell_failing(
-        &mut self,
-        seen: AsSeen<'_>,
-        failed: Option<(Duration, ReasonCode)>,
-    ) -> Answer<Tried<Failures>> {
-        let own_events = self.own_events;
-        self.run_without_waiting(|conn, name| {
-            let Some(recorded) = failing::record(conn, name, seen, failed)? else {
-                return Ok(Failures::default());
-            };
-            if let (Some(turned), true) = (recorded.turn, own_events) {
-                own::tell_failing(conn, name, seen.name, turned)?;
-            }
-            Ok(recorded.failures)
-        })
-    }
-
-    fn publish(&mut self, lease: LeaseId, what: Published<'_>) -> Answer<()> {
-        self.run(|conn, name| match &what {
-            Published::Topics(serves) => topics::record(conn, name, serves, false),
-            Published::Refusals(refuses) => {
-                lease::publish_refusals(conn, name, lease, refuses.as_deref())
-            }
-        })
+    fn record_topics(&mut self, serves: &Serves) -> Answer<()> {
+        self.run(|conn, name| topics::record(conn, name, serves, false))
     }
 
     fn claim(&mut self, by: Claimant<'_>, which: Which<'_>) -> Answer<Taken> {
@@ -583,40 +441,9 @@ impl Database for Session {
         self.run(|conn, name| whereabouts(conn, name, missed))
     }
 
-    fn tell_pause(
-        &mut self,
-        which: &str,
-        row: Option<AsSeen<'_>>,
-        news: News,
-    ) -> Answer<Tried<()>> {
-        // The time that is left now: the database may have been unavailable meanwhile.
-        let left = |until: Instant| until.saturating_duration_since(Instant::now());
-        let own_events = self.own_events;
-        self.run_without_waiting(|conn, name| {
-            if !row.map_or(Ok(true), |row| endpoints::hold_as_seen(conn, name, row))? {
-                return Ok(());
-            }
-            let kind = Pausable::Destination;
-            match news {
-                News::Paused(code, None) if own_events => {
-                    own::pause(conn, name, which, code.as_str())
-                }
-                News::Paused(code, until) => {
-                    let until = until.map(left);
-                    let by = (Hand::Receiver, code.as_str());
-                    pause::pause(conn, name, kind, which, by, until, 0).map(drop)
-                }
-                News::Opened(until, openings) if own_events => {
-                    own::open_breaker(conn, name, which, left(until), openings)
-                }
-                News::Opened(until, openings) => {
-                    let until = Some(left(until));
-                    let by = (Hand::Relay, BREAKER_OPEN);
-                    pause::pause(conn, name, kind, which, by, until, openings).map(drop)
-                }
-                News::Recovered => pause::close_breaker(conn, name, which).map(drop),
-            }
-        })
+    fn tell_pause(&mut self, which: &str, news: News) -> Answer<Tried<()>> {
+        let witness = self.witness;
+        self.run_without_waiting(|conn, name| record_news(conn, name, witness, which, news))
     }
 
     fn take_probe(&mut self, which: &str, hold: Duration) -> Answer<Tried<(bool, Vec<Paused>)>> {

@@ -91,8 +91,8 @@ impl Counting<'_> {
         let depths = session.run(depths::depths_of_relay)?;
         self.look_for_findings(session)?;
         (self.last, self.pace) = (Some(Last::since(began)), PACE);
-        let registry = self.shared.registered.registry();
-        let is_registered = |name: &str| registry.named(name).is_some();
+        let roster = self.shared.directory.roster();
+        let is_registered = |name: &str| roster.member(name).is_some();
         self.gauges.show_with(&depths, is_registered);
         self.look_for_unrouted(&depths);
         let is_left = self.is_left(session, &depths)?;
@@ -155,10 +155,10 @@ impl Counting<'_> {
             age > due_for.as_secs_f64()
                 && monitor::is_open(shared, &Topic::new(&lane.topic, &lane.destination))
         };
-        let registry = shared.registered.registry();
+        let roster = shared.directory.roster();
         for lane in depths.lanes.iter().filter(is_late).take(MOST_PROBED) {
             let (topic, destination) = (&lane.topic, &lane.destination);
-            let namesakes = registry.namesakes.as_ref();
+            let namesakes = roster.namesakes();
             let claimable = session
                 .run(|conn, name| is_claimable(conn, name, topic, destination, namesakes, due_for));
             if claimable? {

@@ -4,7 +4,6 @@
 //! its own senders require it. The claimer has a connection: it records the change in the table, and tells the gate
 //! the state of the table.
 
-mod failing;
 mod others;
 mod outcomes;
 
@@ -12,8 +11,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-pub(super) use self::failing::{Answers, RowNews};
-use self::failing::{Failing, is_gone};
 use super::breaker::{Window, sign};
 use super::bucket::Bucket;
 use crate::clock;
@@ -40,12 +37,10 @@ pub(crate) struct Gate {
     name: Arc<str>,
     /// Whether nothing limits sends: a send then passes without the lock.
     is_free: AtomicBool,
-    /// Whether the next successful send must be noticed: sends of the endpoint have failed.
-    fails: AtomicBool,
     /// Successful sends that the window has not counted yet.
     good: AtomicU32,
-    /// For an endpoint.
-    answers: Option<Arc<Answers>>,
+    /// Who else learns from the results of sends.
+    learner: Option<Arc<dyn Learner>>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -62,8 +57,6 @@ struct State {
     news: Option<News>,
     /// When to try again to change a row of this destination, which another session has locked.
     row_wanted_at: Option<Instant>,
-    /// For an endpoint.
-    failing: Option<Failing>,
     /// Why this relay could not send, until a send has had a response.
     trouble: Option<Trouble>,
 }
@@ -145,6 +138,21 @@ pub(crate) enum Due {
     Probe,
 }
 
+/// Learns from the results of sends to a destination what its gate does not record.
+pub(crate) trait Learner: Send + Sync {
+    /// Notes the result of a send. Whether [`learn`](Self::learn) must be called for it, although it is a success.
+    fn note(&self, outcome: &Outcome, now: Instant) -> bool;
+
+    /// Whether the destination ends with this result, so that a pause says nothing.
+    fn learn(&self, outcome: &Outcome, now: Instant) -> bool;
+
+    /// Whether something must be recorded.
+    fn has_news(&self) -> bool;
+
+    /// Forgets what must be recorded.
+    fn forget_news(&self);
+}
+
 /// The right to one send.
 #[derive(Debug)]
 #[must_use]
@@ -179,17 +187,23 @@ impl Gate {
             may_probe_until: None,
             news: None,
             row_wanted_at: None,
-            failing: None,
             trouble: None,
         };
         Self {
             name: name.into(),
             is_free: AtomicBool::new(state.is_free()),
-            fails: AtomicBool::new(false),
             good: AtomicU32::new(0),
-            answers: None,
+            learner: None,
             state: Mutex::new(state),
             changed: Condvar::new(),
+        }
+    }
+
+    /// The same gate, with a learner.
+    pub(crate) fn with_learner(self, learner: Arc<dyn Learner>) -> Self {
+        Self {
+            learner: Some(learner),
+            ..self
         }
     }
 
@@ -242,7 +256,7 @@ impl Gate {
 
     /// Whether a change must be recorded in a table.
     pub(super) fn has_news(&self) -> bool {
-        self.lock().has_news()
+        self.lock().news.is_some() || self.learner.as_ref().is_some_and(|one| one.has_news())
     }
 
     fn try_admit(&self, state: &mut State, now: Instant) -> Admission {
@@ -280,12 +294,11 @@ impl Gate {
     /// Learns the result of a send. Returns `true` if the claimer must know: a change must be recorded in the table, or
     /// this relay can send again.
     pub(crate) fn record(&self, pass: &Pass, outcome: &Outcome) -> bool {
-        if let Some(answers) = &self.answers {
-            answers.note(outcome, clock::now());
-        }
+        let learner = self.learner.as_deref();
+        let must_learn = learner.is_some_and(|one| one.note(outcome, clock::now()));
         if matches!(outcome, Outcome::Delivered(_))
             && self.is_free.load(Ordering::Acquire)
-            && !self.fails.load(Ordering::Acquire)
+            && !must_learn
         {
             self.good.fetch_add(1, Ordering::Relaxed);
             return false;
@@ -295,15 +308,10 @@ impl Gate {
         if state.phase == Phase::Refused {
             return false;
         }
-        if let Some(failing) = &mut state.failing {
-            failing.record(outcome, now);
-            self.fails.store(failing.is_failing(), Ordering::Release);
-        }
+        let is_ended = learner.is_some_and(|one| one.learn(outcome, now));
         self.count_good(&mut state, now);
         let before = state.phase;
         let (mut can_send_again, mut is_held) = (false, false);
-        // The row of an endpoint that is gone is disabled; a configured destination is paused.
-        let is_ended = state.failing.is_some() && is_gone(outcome);
         let pause = pause_of(outcome).filter(|_| !is_ended);
         let news = match (pause, own_trouble(outcome)) {
             (Some((pause, failure)), _) => state.pause(pause, failure.code, now),
@@ -320,7 +328,7 @@ impl Gate {
             self.changed(&state);
         }
         state.news = news.or(state.news);
-        let has_news = state.has_news();
+        let has_news = state.news.is_some() || learner.is_some_and(Learner::has_news);
         drop(state);
         if let Some(news) = news {
             self.say(news, sign(outcome), now);
@@ -346,8 +354,8 @@ impl Gate {
         }
         // What the panic left behind is not told to anybody.
         (state.news, state.row_wanted_at, state.may_probe_until) = (None, None, None);
-        if let Some(failing) = &mut state.failing {
-            failing.news = None;
+        if let Some(learner) = &self.learner {
+            learner.forget_news();
         }
         self.good.store(0, Ordering::Relaxed);
         state.trouble = Some(Trouble {
@@ -520,12 +528,6 @@ fn hold(state: &mut State, failure: &Failure, now: Instant) -> bool {
 }
 
 impl State {
-    /// Whether a change must be recorded in a table.
-    fn has_news(&self) -> bool {
-        let of_row = self.failing.as_ref();
-        self.news.is_some() || of_row.is_some_and(|failing| failing.news.is_some())
-    }
-
     /// Whether sends pass without the lock.
     fn is_free(&self) -> bool {
         self.phase == Phase::Flowing && self.bucket.is_none()

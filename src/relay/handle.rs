@@ -206,14 +206,14 @@ impl RelayHandle {
     }
 
     /// Why this relay cannot send to a destination, for a reason of its own: this machine lacks something, or the proxy
-    /// fails. The destination's messages wait, and use no attempts. Also for an endpoint. `None`: no such
+    /// fails. The destination's messages wait, and use no attempts. Also for one that is registered. `None`: no such
     /// reason.
     pub(crate) fn held(&self, name: &str) -> Option<String> {
         monitor::held(&self.shared(), name)
     }
 
     /// Updates the gauges of the relay's state in memory. The relay also updates them every second. Call this method
-    /// from a metrics endpoint to report exact values.
+    /// for a page of metrics to report exact values.
     ///
     /// ```
     /// # fn render() -> String { String::new() }

@@ -131,7 +131,7 @@ pub(super) fn doors(
 ) -> (Vec<Door>, usize) {
     // Only a stop of the settlers stops the claimer: a slow destination does not affect the others.
     let stands_still = outcomes.waiting() > 2 * shared.batch();
-    let moving = shared.registered.turns().waiting_of_quick();
+    let moving = shared.directory.moving();
     let splitting = shared.custody.to_split();
     let doors = shared.bulkheads.iter().zip(intakes);
     let doors = doors.map(|(bulkhead, intake)| {
@@ -143,7 +143,7 @@ pub(super) fn doors(
                 _ if stands_still => 0,
                 room => match bulkhead.serves {
                     // Messages for slow destinations take no room from the others.
-                    Serves::Registered => intake.room(bulkhead, room, moving),
+                    Serves::Members(_) => intake.room(bulkhead, room, moving),
                     _ => intake.room(bulkhead, room, 0),
                 },
             },
@@ -151,7 +151,7 @@ pub(super) fn doors(
     });
     // Messages to be fanned out have no queue, but their payloads are in the claim.
     let bytes = shared.bulkheads.iter().map(|b| b.most_bytes).min();
-    // Some of these messages may go to endpoints at once. Others are fanned out piece by piece, and
+    // Some of these messages may go to members at once. Others are fanned out piece by piece, and
     // wait for one another: the settlers put off what a tenant has too many of.
     let is_behind = splitting > shared.settings.batch / 2;
     let is_full = moving > 2 * shared.settings.batch;
@@ -182,7 +182,7 @@ mod tests {
                 message: claimed(sequence, "a", None).message,
                 lease: LeaseId(1),
                 to: To::Bulkhead(0),
-                customer: None,
+                member: None,
                 registration: None,
                 unsent: None,
                 terms: Terms::default(),

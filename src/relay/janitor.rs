@@ -12,6 +12,7 @@ use super::chore::{Chore, NewChore};
 use super::session::Session;
 use super::shared::Shared;
 use super::threads::Post;
+use super::workers::Workers;
 use crate::config::LedgerPayload;
 use crate::error::DatabaseError;
 use crate::log;
@@ -28,8 +29,8 @@ pub(super) const CLEAN_BATCH: i32 = 1000;
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Cleans, and does the chores, until the relay stops.
-pub(super) fn run(shared: &Shared, chores: &[NewChore]) {
-    let mut janitor = Janitor::new(shared, chores);
+pub(super) fn run<'a>(shared: &'a Shared, workers: &'a dyn Workers, chores: &[NewChore]) {
+    let mut janitor = Janitor::new(shared, workers, chores);
     loop {
         let wait = match janitor.work() {
             Ok(()) => janitor.until_next(),
@@ -63,7 +64,7 @@ struct Janitor<'a> {
 }
 
 impl<'a> Janitor<'a> {
-    fn new(shared: &'a Shared, chores: &[NewChore]) -> Self {
+    fn new(shared: &'a Shared, workers: &'a dyn Workers, chores: &[NewChore]) -> Self {
         // A short retention needs more frequent cleaning.
         let interval = CLEAN_INTERVAL
             .min(shared.settings.retention / 12)
@@ -78,7 +79,9 @@ impl<'a> Janitor<'a> {
             interval,
             next_cleaning: Instant::now(),
             leases: Leases::new(),
-            chores: chores.iter().map(|new| new(shared)).collect(),
+            chores: (workers.chores(shared).into_iter())
+                .chain(chores.iter().map(|new| new(shared)))
+                .collect(),
             is_ledger_in_use: false,
             blanking: None,
         }

@@ -17,8 +17,8 @@ pub(crate) struct Job {
     pub(crate) message: Box<Message>,
     pub(crate) lease: LeaseId,
     pub(crate) to: To,
-    /// The name of the endpoint that the message goes to.
-    pub(crate) customer: Option<Arc<str>>,
+    /// The name of the member that the message goes to.
+    pub(crate) member: Option<Arc<str>>,
     /// The registration of that name.
     pub(crate) registration: Option<Uuid>,
     /// The verdict on a message that is settled without a send.
@@ -39,11 +39,10 @@ impl Job {
         self.each().map(|job| &*job.message)
     }
 
-    /// How an endpoint gives the message back. A message that names no destination gets a row for the
-    /// destination that it was for: the destination may have been disabled or removed, and then no other claim would find
-    /// who wants the message.
+    /// How a member gives the message back. A message that names no destination gets a row for the member that it was for:
+    /// the member may get no messages any more, and then no other claim would find who wants the message.
     pub(super) fn release_unsent(&self) -> Verdict {
-        match &self.customer {
+        match &self.member {
             Some(name) if self.message.destination.is_empty() => Verdict::Split(Parts {
                 to: vec![name.to_string()],
                 registrations: vec![self.registration],
@@ -64,7 +63,7 @@ impl Job {
 }
 
 /// The part of a destination's policy that counts when a message is settled. Decided once, when the message is claimed:
-/// the row of an endpoint may change until then.
+/// a member may change until then.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Terms {
     pub(crate) on_dead: OnDead,

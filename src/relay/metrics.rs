@@ -23,7 +23,6 @@ pub(crate) struct Metrics {
     pub(super) taken_over: Counter,
     pub(super) leases_lost: Counter,
     pub(super) conflicts: Counter,
-    pub(super) filter_too_much: Counter,
     pub(super) notified: Counter,
     pub(super) polled: Counter,
     pub(super) called: Counter,
@@ -71,7 +70,6 @@ impl Metrics {
             taken_over: counter!(names::TAKEN_OVER, "outbox" => label()),
             leases_lost: counter!(names::LEASES_LOST, "outbox" => label()),
             conflicts: counter!(names::CONFLICTS, "outbox" => label()),
-            filter_too_much: counter!(names::FILTER_TOO_MUCH, "outbox" => label()),
             notified: woken("notification"),
             polled: woken("poll"),
             called: woken("call"),
@@ -114,8 +112,8 @@ impl Metrics {
     pub(super) fn of(&self, to: To) -> &OfDestination {
         match to {
             To::Bulkhead(number) => &self.destinations[number],
-            // All endpoints share one set of metrics: their number is unbounded.
-            To::Registered(_) => self.destinations.last().unwrap_or(&self.nowhere),
+            // All members share one set of metrics: their number is unbounded.
+            To::Member(_) => self.destinations.last().unwrap_or(&self.nowhere),
             To::Split | To::Nowhere => &self.nowhere,
         }
     }

@@ -2,13 +2,14 @@
 //! also closes connections that receivers have closed. The monitor has no database connection.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::RecvTimeoutError;
 use metrics::Gauge;
 
 use super::bulkhead::{Bulkhead, Serves};
-use super::gate::Standing;
+use super::gate::{Standing, Trouble};
 use super::health::{DestinationState, Health, Problem, ProblemKind};
 use super::shared::{Reload, Shared};
 use super::threads::{MARGIN, Post, State};
@@ -69,9 +70,9 @@ pub(super) fn is_open(shared: &Shared, topic: &Topic) -> bool {
     if shared.custody.kept_back().has(topic) || !is_taken() {
         return false;
     }
-    match To::of(&shared.routes, &shared.registered.registry(), topic) {
+    match shared.directory.roster().way(topic) {
         To::Bulkhead(number) => shared.bulkheads[number].gate.standing() == Standing::Flowing,
-        To::Registered(id) => shared.rooms().is_open(id),
+        To::Member(id) => shared.rooms().is_open(id),
         To::Split => true,
         To::Nowhere => false,
     }
@@ -80,8 +81,8 @@ pub(super) fn is_open(shared: &Shared, topic: &Topic) -> bool {
 /// The number of messages of a bulkhead in flight.
 fn in_flight_of(shared: &Shared, bulkhead: &Bulkhead) -> usize {
     match bulkhead.serves {
-        Serves::Registered => {
-            let held = shared.custody.of_endpoints();
+        Serves::Members(_) => {
+            let held = shared.custody.of_members();
             held.values().map(|held| held.in_flight).sum()
         }
         _ => shared.custody.of_bulkhead(bulkhead.number),
@@ -97,7 +98,7 @@ fn is_stuck(shared: &Shared) -> bool {
     shared.custody.count_beside_handlers() > 0
         && !shared.threads.is_busy()
         && !shared.bulkheads.iter().any(is_held)
-        && !shared.registered.turns().only_waits()
+        && !shared.directory.only_waits()
         && shared.threads.state().troubles().next().is_none()
 }
 
@@ -198,23 +199,15 @@ pub(crate) fn health(shared: &Shared) -> Health {
         );
         found(ProblemKind::SettingsDiffer, what);
     }
-    let refuses = shared.registered.refuses();
-    if let Some((name, why)) = refuses.first() {
-        let count = refuses.count();
-        let what = format!(
-            "this relay does not send to {count} endpoints, for example {name} ({why}): their messages wait for a relay that does"
-        );
-        found(ProblemKind::EndpointRefused, what);
-    } else if let Some(what) = cannot_send(shared, ReasonCode::Panic) {
+    let of_members = shared.directory.problems(crate::clock::now());
+    let is_refused = |one: &Problem| one.kind == ProblemKind::EndpointRefused;
+    if !of_members.iter().any(is_refused)
+        && let Some(what) = cannot_send(shared, ReasonCode::Panic)
+    {
         found(ProblemKind::EndpointRefused, what);
     }
-    if let Some((first, count)) = shared.filter_troubles.first(crate::clock::now()) {
-        let more = match count {
-            1 => String::new(),
-            _ => format!(" (and {} more such destinations)", count - 1),
-        };
-        found(ProblemKind::FilterTooMuch, format!("{first}{more}"));
-    }
+    problems.extend(of_members);
+    let mut found = |kind, what: String| problems.push(Problem { kind, what });
     if watch.overdue(watch.deaf, LISTENER_GRACE).is_some() {
         let every = humantime::format_duration(shared.settings.poll_interval);
         let what = format!(
@@ -270,7 +263,7 @@ fn and_more(topics: usize) -> String {
     }
 }
 
-/// Topics whose messages wait, although endpoints have patterns for them: those of other tenants.
+/// Topics whose messages wait, although members have patterns for them: those of other tenants.
 fn undeclared(shared: &Shared) -> Option<String> {
     let (topic, count) = shared.undeclared.first(crate::clock::now())?;
     let more = and_more(count - 1);
@@ -282,13 +275,11 @@ fn undeclared(shared: &Shared) -> Option<String> {
 
 /// The destinations that this relay cannot send to for a reason of its own.
 fn cannot_send(shared: &Shared, code: ReasonCode) -> Option<String> {
-    let pool = shared.registered.pool();
-    let registered = pool.values().map(|one| &one.bulkhead);
-    let mut troubles = (shared.bulkheads.iter().chain(registered)).filter_map(|bulkhead| {
-        let trouble = bulkhead.gate.trouble()?;
-        (trouble.code == code).then(|| (bulkhead.name.to_string(), trouble.what))
-    });
-    let (name, what) = troubles.next()?;
+    let own = shared.bulkheads.iter();
+    let own = own.filter_map(|one| Some((Arc::clone(&one.name), one.gate.trouble()?)));
+    let troubles = own.chain(shared.directory.troubles());
+    let mut troubles = troubles.filter(|(_, trouble)| trouble.code == code);
+    let (name, Trouble { what, .. }) = troubles.next()?;
     let more = match troubles.count() {
         0 => String::new(),
         count => format!(" and {count} more destinations"),
@@ -300,11 +291,14 @@ fn cannot_send(shared: &Shared, code: ReasonCode) -> Option<String> {
 
 /// Why this relay cannot send to a destination, for a reason of its own.
 pub(crate) fn held(shared: &Shared, name: &str) -> Option<String> {
-    let pool = shared.registered.pool();
-    let registered = pool.values().map(|one| &one.bulkhead);
-    let mut bulkheads = shared.bulkheads.iter().chain(registered);
-    let bulkhead = bulkheads.find(|one| *one.name == *name)?;
-    Some(bulkhead.gate.trouble()?.what)
+    let own = shared.bulkheads.iter().find(|one| *one.name == *name);
+    match own {
+        Some(bulkhead) => Some(bulkhead.gate.trouble()?.what),
+        None => {
+            let mut of_members = shared.directory.troubles().into_iter();
+            Some(of_members.find(|(one, _)| **one == *name)?.1.what)
+        }
+    }
 }
 
 /// The problem with the database or the outbox.

@@ -35,7 +35,7 @@ impl Settings {
             inbox_retention: config.inbox_retention,
             cleaner: config.cleaner,
             ledger_payload: config.ledger_payload,
-            own_events: config.own_events,
+            witness: None,
             sends: Sends {
                 longest,
                 can_close: !config.has_own_dispatcher,

@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use super::chore::Chore;
 use super::session::Session;
-use super::shared::Shared;
 use crate::error::DatabaseError;
 use crate::store::relay::registrations::{self, ReadTo};
 
@@ -17,7 +16,7 @@ struct OldRecords {
     next: Instant,
 }
 
-pub(super) fn chore(_: &Shared) -> Box<dyn Chore + '_> {
+pub(super) fn chore() -> Box<dyn Chore> {
     Box::new(OldRecords {
         seen: None,
         next: Instant::now(),

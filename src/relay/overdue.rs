@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use super::chore::Chore;
+use super::serving::ServedEndpoints;
 use super::session::Session;
-use super::shared::Shared;
 use crate::error::DatabaseError;
 use crate::store::relay::{failing, own};
 
@@ -12,28 +12,28 @@ use crate::store::relay::{failing, own};
 const INTERVAL: Duration = Duration::from_secs(10);
 
 struct Overdue<'a> {
-    shared: &'a Shared,
+    served: &'a ServedEndpoints,
     next: Instant,
 }
 
-pub(super) fn chore(shared: &Shared) -> Box<dyn Chore + '_> {
+pub(super) fn chore(served: &ServedEndpoints) -> Box<dyn Chore + '_> {
     let next = Instant::now();
-    Box::new(Overdue { shared, next })
+    Box::new(Overdue { served, next })
 }
 
 impl Chore for Overdue<'_> {
     fn next(&self) -> Option<Instant> {
-        let is_any = self.shared.registered.is_any_failing();
+        let is_any = self.served.is_any_failing();
         is_any.then_some(self.next)
     }
 
     fn work(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
         let now = Instant::now();
-        if now < self.next || !self.shared.registered.is_any_failing() {
+        if now < self.next || !self.served.is_any_failing() {
             return Ok(());
         }
         self.next = now + INTERVAL;
-        let own_events = session.own_events;
+        let own_events = session.witness.is_some();
         // Who locks the table holds up neither leases nor the ledger: the janitor comes again.
         let told = session.run_without_waiting(|conn, name| {
             for (destination, turned) in failing::record_overdue(conn, name)? {

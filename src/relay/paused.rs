@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use uuid::Uuid;
 
-use super::registry::KnownEndpoint;
 use crate::store::relay::pause::{Pausable, Paused};
 
 /// The pauses of the table, by what they pause.
@@ -40,12 +39,16 @@ impl<'a> Pauses<'a> {
             .copied()
     }
 
-    pub(super) fn of_tenant(&self, of: &KnownEndpoint) -> Option<&'a Paused> {
-        self.of_tenants.get(&of.tenant_id?).copied()
+    pub(super) fn of_tenant(&self, tenant: Option<Uuid>) -> Option<&'a Paused> {
+        self.of_tenants.get(&tenant?).copied()
     }
 
-    /// The pauses of an endpoint: its own, and that of its tenant.
-    pub(super) fn of_customer(&self, of: &KnownEndpoint) -> impl Iterator<Item = &'a Paused> {
-        self.of_name(&of.name).chain(self.of_tenant(of))
+    /// The pauses of a destination of a tenant: its own, and that of its tenant.
+    pub(super) fn of_both(
+        &self,
+        name: &str,
+        tenant: Option<Uuid>,
+    ) -> impl Iterator<Item = &'a Paused> {
+        self.of_name(name).chain(self.of_tenant(tenant))
     }
 }

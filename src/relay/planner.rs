@@ -76,6 +76,7 @@ mod view;
 mod walk;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(super) use self::contention::OfKeys;
@@ -97,9 +98,9 @@ use self::search::Pass;
 use self::searches::Searches;
 use self::surveys::{Look, Surveys};
 use self::undoing::Undoing;
+use super::directory::Roster;
 use super::doubt::Doubt;
 use super::to::{Group, To};
-use crate::routes::Routes;
 use crate::store::relay::claim::{Lane, Topic};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::search::Ask;
@@ -201,7 +202,7 @@ pub(super) enum Awaited {
     Room,
     /// Messages that are due and can be sent.
     Work,
-    /// The same, or room at an endpoint. Some of these destinations never have room, and new messages must
+    /// The same, or room at a member. Some of these destinations never have room, and new messages must
     /// not wait for them.
     WorkOrRoom,
 }
@@ -264,12 +265,12 @@ impl<'a> Planner<'a> {
     pub(super) fn new(
         now: Instant,
         timing: Timing,
-        routes: &'a Routes,
+        roster: Arc<dyn Roster>,
         destinations: Vec<&'a str>,
     ) -> Self {
         Self {
             timing,
-            directory: Directory::new(routes, destinations),
+            directory: Directory::new(roster, destinations),
             lease: LeaseId(0),
             stage: Stage::Undo,
             lanes: Lanes::default(),
@@ -517,8 +518,8 @@ impl<'a> Planner<'a> {
             self.lanes.is_anything_left(clock, is_open)
                 || (self.has_keys_left(is_open) && self.lanes.has_keyed(is_open))
         };
-        let is_registered = |to: To| to.group() == Group::Registered;
-        if view.is_queue_full || is_left(&|to| is_open(to) && !is_registered(to)) {
+        let is_member = |to: To| to.group() == Group::Members;
+        if view.is_queue_full || is_left(&|to| is_open(to) && !is_member(to)) {
             return self.wait_for(now, Awaited::Room, view, None);
         }
         if is_left(&is_open) {

@@ -1,24 +1,33 @@
 //! The endpoints that a relay knows, as a value: what they are, and which messages they want. What sends
 //! to them is elsewhere (`relay/serving.rs`).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use uuid::Uuid;
 
+use super::configured::parts;
+use super::directory::{At, Decided, Fate, Reading, Roster};
 use super::limits::Limits;
 use super::to::To;
-use crate::clock;
-use crate::dispatch::http::Verifier;
-use crate::filter::Filter;
+use crate::dispatch::Failure;
+use crate::filter::{Filter, Outcome, evaluate};
 use crate::message::Message;
 use crate::own_topics::is_own;
 use crate::routes::{Refuses, Routes, Way, matches_any};
+use crate::status::ReasonCode;
 use crate::store::endpoints::{AsSeen, Stamp};
 use crate::store::relay::claim::Topic;
-use crate::store::relay::namesakes::Namesakes;
+use crate::store::relay::namesakes::{Namesakes, OF_ROUTE};
 use crate::store::relay::served::Others;
+use crate::store::relay::split::Parts;
+
+/// How long a message waits for a locked table.
+const WHILE_LOCKED: Duration = Duration::from_secs(1);
+
+/// The shortest and the longest wait of a message of a topic that is not declared.
+const WHILE_UNDECLARED: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
 
 /// One endpoint.
 #[derive(Debug)]
@@ -40,8 +49,8 @@ pub(crate) struct KnownEndpoint {
     /// Why this relay does not send: its settings do not allow the URL, or it cannot decrypt the secret. The messages
     /// wait, because another relay may be able to send.
     pub(super) refused: Option<String>,
-    /// Asks the endpoint, which must first show that it wants messages; `None`: it has, or need not. The messages wait.
-    pub(super) verifier: Option<Arc<Verifier>>,
+    /// Whether the endpoint must first show that it wants messages. Its messages wait.
+    pub(super) is_unverified: bool,
 }
 
 impl KnownEndpoint {
@@ -56,9 +65,17 @@ impl KnownEndpoint {
         }
     }
 
+    /// What becomes of a message for this endpoint alone.
+    fn fate(&self) -> Fate {
+        match self.limits {
+            Some(_) => Fate::Member(self.id, Arc::clone(&self.name), self.registration),
+            None => Fate::Elsewhere,
+        }
+    }
+
     /// Whether this relay does not send to the endpoint: its settings refuse it, or it is not verified.
     pub(super) fn is_held(&self) -> bool {
-        self.refused.is_some() || self.verifier.is_some()
+        self.refused.is_some() || self.is_unverified
     }
 
     /// Whether a message that names the endpoint is not for it: the name was registered again, or the row was given to
@@ -73,16 +90,15 @@ impl KnownEndpoint {
 
     /// Whether the message may have been addressed to this endpoint, which is disabled now: its row has changed since the
     /// message was enqueued.
-    fn may_have_wanted(&self, message: &Message) -> bool {
-        self.updated_at.is_none_or(|at| at >= message.created_at) && self.wants(message)
+    fn may_have_wanted(&self, message: &Message, now: Instant) -> bool {
+        self.updated_at.is_none_or(|at| at >= message.created_at) && self.wants(message, now)
     }
 
     /// Whether the message has a topic and the tenant of this endpoint, and is not of a transaction that began before
     /// that of the registration. If the registration is in the future, the server's clock was set back, and says nothing.
-    fn wants(&self, message: &Message) -> bool {
+    fn wants(&self, message: &Message, now: Instant) -> bool {
         let registered = self.created_at;
-        let is_earlier =
-            |at: &SystemTime| message.created_at < *at && *at <= message.time_of(clock::now());
+        let is_earlier = |at: &SystemTime| message.created_at < *at && *at <= message.time_of(now);
         if registered.as_ref().is_some_and(is_earlier) {
             return false;
         }
@@ -124,6 +140,8 @@ pub(crate) struct Registry {
     /// The endpoints whose endpoints this relay may verify.
     pub(super) unverified: Vec<Arc<KnownEndpoint>>,
     pub(super) last_id: u32,
+    /// What this relay serves.
+    pub(super) routes: Arc<Routes>,
     /// What the active relays serve.
     pub(super) others: Arc<Others>,
     /// The removed endpoints that may still have messages.
@@ -145,9 +163,12 @@ impl std::fmt::Debug for Registry {
 }
 
 impl Registry {
-    /// Whether any endpoint is registered.
-    pub(super) fn is_in_use(&self) -> bool {
-        !self.by_name.is_empty()
+    /// The registry of a relay with these routes, without endpoints.
+    pub(super) fn of(routes: Arc<Routes>) -> Self {
+        Self {
+            routes,
+            ..Self::default()
+        }
     }
 
     /// The stamp of each name, or with `only` of these.
@@ -190,12 +211,6 @@ impl Registry {
         self.by_id.get(&id)
     }
 
-    /// The most messages of a run of an endpoint.
-    pub(super) fn key_run(&self, id: u32) -> usize {
-        let limits = self.get(id).and_then(|one| one.limits.as_ref());
-        limits.map_or(1, |limits| limits.key_run)
-    }
-
     /// Whether the endpoint was removed. Messages that name it end in the ledger, and leave no dead letters.
     pub(super) fn is_removed(&self, name: &str) -> bool {
         self.removed.contains(name)
@@ -208,18 +223,19 @@ impl Registry {
 
     /// The enabled endpoints whose topics and tenant match a message, and those that a relay may have sent the message
     /// to before they were disabled. Filters on the payload are not applied.
-    pub(super) fn wanting<'a, 'm>(
+    fn matching<'a, 'm>(
         &'a self,
         message: &'m Message,
+        now: Instant,
     ) -> impl Iterator<Item = &'a Arc<KnownEndpoint>> + use<'a, 'm> {
         let enabled = self.for_tenant_of(&self.of_tenants, message);
-        let enabled = enabled.filter(|one| one.wants(message));
+        let enabled = enabled.filter(move |one| one.wants(message, now));
         // The row of a message that went at once to its only endpoint does not name the endpoint. Then its relay
         // has crashed, and the takeover has counted an attempt.
         let may_have_gone = message.attempts > 0 && self.may_go_without_a_part(message);
         let disabled = may_have_gone.then(|| self.for_tenant_of(&self.disabled, message));
         let disabled = disabled.into_iter().flatten();
-        enabled.chain(disabled.filter(|one| one.may_have_wanted(message)))
+        enabled.chain(disabled.filter(move |one| one.may_have_wanted(message, now)))
     }
 
     fn for_tenant_of<'a>(
@@ -244,7 +260,7 @@ impl Registry {
     /// Whether messages of this topic, which no route of this relay serves and no endpoint wants, are for
     /// nobody. Only a relay that sends to endpoints decides this.
     pub(super) fn is_without_subscriber(&self, topic: &str) -> bool {
-        self.can_send && self.is_in_use() && self.others_route(topic).is_none()
+        self.can_send && !self.is_empty() && self.others_route(topic).is_none()
     }
 
     /// Whether messages of this topic, which no route of this relay serves, wait for a relay that does not run: it has
@@ -277,13 +293,15 @@ impl Registry {
         Self {
             by_name: self.by_name.clone(),
             last_id: self.last_id,
+            routes: Arc::clone(&self.routes),
             ..Self::default()
         }
     }
 
     /// Derives the other fields from `by_name`.
-    pub(super) fn index(&mut self, routes: &Routes) {
-        self.namesakes = (self.is_in_use() || !self.removed.is_empty()).then(|| {
+    pub(super) fn index(&mut self) {
+        let routes = &*self.routes;
+        self.namesakes = (!self.is_empty() || !self.removed.is_empty()).then(|| {
             let of = |one: &Arc<KnownEndpoint>| one.registration;
             let others = self.others.routes.iter().flat_map(Routes::all_names);
             let is_elsewhere = |name: &&str| !routes.has(name) && self.by_name.contains_key(*name);
@@ -302,7 +320,7 @@ impl Registry {
             if let Some(why) = one.refused.as_deref().filter(|_| self.can_send) {
                 refuses.add(name, why);
             }
-            if one.verifier.is_some() && self.can_send {
+            if one.is_unverified && self.can_send {
                 self.unverified.push(Arc::clone(one));
             }
             let of_tenants = match one.is_enabled() {
@@ -324,65 +342,208 @@ impl Registry {
     }
 }
 
-impl To {
-    /// Where messages of this topic and endpoint go.
-    pub(super) fn of(routes: &Routes, registry: &Registry, topic: &Topic) -> Self {
+impl Roster for Registry {
+    fn way(&self, topic: &Topic) -> To {
         let Topic { topic, destination } = topic;
-        match (routes.find(topic, destination), destination.as_str()) {
-            (Way::NotTaken, _) => Self::Nowhere,
-            (Way::NoRoute, "") if registry.awaits_route(topic) => Self::Nowhere,
-            (_, "") if registry.may_want(topic) => Self::Split,
+        match (self.routes.find(topic, destination), destination.as_str()) {
+            (Way::NotTaken, _) => To::Nowhere,
+            (Way::NoRoute, "") if self.awaits_route(topic) => To::Nowhere,
+            (_, "") if self.may_want(topic) => To::Split,
             (Way::NoRoute, "")
-                if registry.is_without_subscriber(topic) && !registry.is_undeclared(topic) =>
+                if self.is_without_subscriber(topic) && !self.is_undeclared(topic) =>
             {
-                Self::Split
+                To::Split
             }
-            (Way::UnknownDestination, name) => match registry.named(name) {
-                Some(one) if one.is_enabled() => Self::Registered(one.id),
-                None if registry.is_removed(name) => Self::Split,
-                Some(_) | None => Self::Nowhere,
+            (Way::UnknownDestination, name) => match self.named(name) {
+                Some(one) if one.is_enabled() => To::Member(one.id),
+                None if self.is_removed(name) => To::Split,
+                Some(_) | None => To::Nowhere,
             },
             (way, _) => way.into(),
         }
     }
+
+    fn decide(&self, message: &Message, at: &At<'_>) -> Decided {
+        let way = self.routes.find(&message.topic, &message.destination);
+        let is_behind = at.reading != Reading::Fresh && self.registrations != at.seen;
+        let fate = match way {
+            Way::NotTaken => Fate::Elsewhere,
+            _ if !message.destination.is_empty() => self.addressed(way, message, at),
+            _ if is_behind => unread(at),
+            Way::NoRoute if self.awaits_route(&message.topic) => Fate::Elsewhere,
+            _ => {
+                let (wanting, doubtful) = self.wanting(message, at.now);
+                let fate = self.to_all(way, &wanting, message, at);
+                return Decided { fate, doubtful };
+            }
+        };
+        fate.into()
+    }
+
+    fn member(&self, name: &str) -> Option<u32> {
+        self.named(name).map(|one| one.id)
+    }
+
+    fn has(&self, member: u32) -> bool {
+        self.by_id.contains_key(&member)
+    }
+
+    fn limits(&self, member: u32) -> Option<&Limits> {
+        self.get(member)?.limits.as_ref()
+    }
+
+    fn tenant(&self, member: u32) -> Option<Uuid> {
+        self.get(member)?.tenant_id
+    }
+
+    fn namesakes(&self) -> Option<&Namesakes> {
+        self.namesakes.as_ref()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.by_name.is_empty()
+    }
+
+    fn has_runs(&self) -> bool {
+        self.has_runs
+    }
+}
+
+/// What becomes of a message whose fate depends on a read.
+fn unread(at: &At<'_>) -> Fate {
+    match at.reading {
+        Reading::Fresh | Reading::NotAsked => Fate::Ask,
+        Reading::Locked => {
+            let error = "which endpoints want the message is not known: another session has locked their table";
+            let failure = Failure::new(ReasonCode::NotFannedOut, error);
+            Fate::Waits(failure, WHILE_LOCKED)
+        }
+    }
+}
+
+/// This fate, if the endpoints were read after the claim.
+fn sure(at: &At<'_>, fate: impl FnOnce() -> Fate) -> Fate {
+    match at.reading {
+        Reading::Fresh => fate(),
+        Reading::NotAsked | Reading::Locked => unread(at),
+    }
+}
+
+/// The message names an endpoint that was removed.
+fn removed() -> Fate {
+    let error = "the endpoint of the message was removed, was registered again, or belongs to another tenant now";
+    Fate::Dead(Failure::new(ReasonCode::DestinationRemoved, error))
+}
+
+/// Nobody wants the message, and its topic is not declared. It waits for as long as it has waited, so that the claims of
+/// all such messages cost little.
+fn undeclared(message: &Message, now: Instant) -> Fate {
+    let topic = &message.topic;
+    let error = format!("the topic {topic:?} is not declared, and nobody wants the message");
+    let age = message.time_of(now).duration_since(message.created_at);
+    let wait = age
+        .unwrap_or_default()
+        .clamp(WHILE_UNDECLARED.0, WHILE_UNDECLARED.1);
+    Fate::Waits(Failure::new(ReasonCode::UnknownTopic, error), wait)
+}
+
+impl Registry {
+    /// What becomes of a message that names its destination. A name may mean two: the registration says which.
+    fn addressed(&self, way: Way<'_>, message: &Message, at: &At<'_>) -> Fate {
+        let named = self.named(&message.destination);
+        match (way, message.registration) {
+            // The destination of the settings of another relay.
+            (Way::UnknownDestination, Some(OF_ROUTE)) => Fate::Elsewhere,
+            (Way::UnknownDestination, _) => match named {
+                Some(one) if one.is_another(message) => sure(at, removed),
+                // Claimed as a message of a removed endpoint, or behind one: no thread here sends the message.
+                Some(one) if one.is_held() => Fate::Elsewhere,
+                Some(one) => one.fate(),
+                None if self.is_removed(&message.destination) => sure(at, removed),
+                None => Fate::Elsewhere,
+            },
+            (Way::To(number), None | Some(OF_ROUTE)) => Fate::Lane(number),
+            // A group of handlers that has none for the topic.
+            (_, None | Some(OF_ROUTE)) => Fate::Elsewhere,
+            // The claim was made before this relay knew the registration.
+            _ if named.is_some_and(|one| !one.is_another(message)) => Fate::Elsewhere,
+            _ => sure(at, removed),
+        }
+    }
+
+    /// What becomes of a message that goes where the routes lead, and to the endpoints that want it.
+    fn to_all(
+        &self,
+        way: Way<'_>,
+        wanting: &[&Arc<KnownEndpoint>],
+        message: &Message,
+        at: &At<'_>,
+    ) -> Fate {
+        let topic = &message.topic;
+        // A message that is fanned out in part has parts, so it goes nowhere itself.
+        let is_begun = message.split_to.is_some();
+        let routed: Vec<&str> = match (way, wanting) {
+            (Way::To(number), []) if !is_begun => return Fate::Lane(number),
+            (Way::To(number), _) => self.routes.names_of(&[number]).collect(),
+            (Way::Split(numbers), _) => self.routes.names_of(numbers).collect(),
+            // An endpoint that was just registered may be unknown here.
+            (_, []) if self.is_without_subscriber(topic) => {
+                return sure(at, || match is_begun {
+                    true => Fate::Parts(Parts::default()),
+                    false if self.is_undeclared(topic) => undeclared(message, at.now),
+                    false => Fate::Nobody,
+                });
+            }
+            // Another relay has a route for the topic: the message gets a row for that relay's destination. A release would
+            // let this relay claim the message again and again.
+            (_, []) if !self.hands_on(topic) => return Fate::Elsewhere,
+            (_, [only]) if !is_begun && self.may_go_at_once(message, only, at) => {
+                return only.fate();
+            }
+            _ => self.others_route(topic).unwrap_or_default(),
+        };
+        let of_wanting = wanting.iter();
+        let of_wanting = of_wanting.map(|one| (one.name.to_string(), Some(one.registration)));
+        let mut all: BTreeMap<String, Option<Uuid>> = of_wanting.collect();
+        // A part has one name. If a route leads to a namesake of an endpoint, the part is for the route.
+        all.extend(routed.into_iter().map(|name| {
+            let namesake = self.named(name).map(|_| OF_ROUTE);
+            (name.to_owned(), namesake)
+        }));
+        Fate::Parts(parts(all, message.split_to.as_ref()))
+    }
+
+    /// The endpoints that want a message, and the names of those whose filters need too many steps for it.
+    fn wanting(
+        &self,
+        message: &Message,
+        now: Instant,
+    ) -> (Vec<&Arc<KnownEndpoint>>, Vec<Arc<str>>) {
+        let mut wanting: Vec<&Arc<KnownEndpoint>> = self.matching(message, now).collect();
+        let asked: Vec<&Filter> = (wanting.iter())
+            .filter_map(|one| one.filter.as_ref())
+            .collect();
+        let mut too_costly = Vec::new();
+        if asked.is_empty() {
+            return (wanting, too_costly);
+        }
+        let (topic, headers) = (&message.topic, message.headers.as_deref());
+        let mut outcomes = evaluate(&asked, topic, headers, &message.payload).into_iter();
+        wanting.retain(|one| {
+            let outcome = (one.filter.as_ref()).and_then(|_| outcomes.next());
+            if outcome == Some(Outcome::TooMuch) {
+                too_costly.push(Arc::clone(&one.name));
+            }
+            outcome.is_none_or(|outcome| outcome == Outcome::Matches)
+        });
+        (wanting, too_costly)
+    }
+
+    /// Whether a message for a single endpoint may go there without a row of its own. The destination must have room.
+    fn may_go_at_once(&self, message: &Message, only: &KnownEndpoint, at: &At<'_>) -> bool {
+        message.attempts == 0 && self.may_go_without_a_part(message) && (at.left)(only.id) > 0
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    impl KnownEndpoint {
-        /// An endpoint that takes all topics.
-        pub(in crate::relay) fn plain() -> Self {
-            Self {
-                id: 1,
-                registration: Uuid::nil(),
-                stamp: 1,
-                name: "x".into(),
-                updated_at: None,
-                topics: vec!["*".to_owned()],
-                tenant_id: None,
-                filter: None,
-                created_at: None,
-                limits: None,
-                refused: None,
-                verifier: None,
-            }
-        }
-    }
-
-    impl Registry {
-        /// The registry of a relay beside another one, with endpoints that want none of the messages of
-        /// these topics.
-        pub(in crate::relay) fn beside(other: Routes, topics: &[&str]) -> Self {
-            Self {
-                topics: topics.iter().map(|&topic| topic.to_owned()).collect(),
-                others: Arc::new(Others {
-                    routes: vec![other],
-                    ..Others::default()
-                }),
-                ..Self::default()
-            }
-        }
-    }
-}
+mod tests;

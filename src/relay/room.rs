@@ -1,13 +1,11 @@
-//! Room: how many more messages each endpoint may have. A value, made of numbers.
+//! Room: how many more messages each member may have. A value, made of numbers.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::gate::Room;
+use super::directory::{Doors, Roster};
 use super::limits::Limits;
-use super::registry::Registry;
-use super::serving::{ServedEndpoint, ServedEndpoints};
 
 /// One destination may have at most 1/`SHARE` of a batch in flight, and 1/`CLAIMED_SHARE` by claims of the messages that
 /// name it: a backlog that fills the whole share takes CPU from the other destinations.
@@ -16,7 +14,7 @@ const CLAIMED_SHARE: usize = 8;
 /// Claims always leave room for this many messages per concurrent send.
 const ROUNDS_OF_SENDS: usize = 4;
 
-/// What is known of an endpoint that has had messages.
+/// What is known of a member that has had messages.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Held {
     /// Its messages in flight.
@@ -25,51 +23,38 @@ pub(super) struct Held {
     pub(super) prefetch: Option<usize>,
 }
 
-/// How many messages may be claimed for each endpoint, at one moment.
+/// How many messages may be claimed for each member, at one moment.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rooms {
-    registry: Arc<Registry>,
+    /// `None`: there is no member.
+    roster: Option<Arc<dyn Roster>>,
+    doors: Doors,
     held: HashMap<u32, Held>,
-    /// The most messages that one destination may have in flight.
+    /// The most messages that one member may have in flight.
     most: usize,
-    /// The same limit for claims of messages that name the destination.
+    /// The same limit for claims of messages that name the member.
     most_claimed: usize,
-    /// The destinations that get no messages now.
-    closed: HashSet<u32>,
-    /// The destinations that get one message as a probe.
-    probed: HashSet<u32>,
-    /// The time at which the first closed gate opens.
-    pub(super) opens_at: Option<Instant>,
 }
 
 impl Rooms {
     pub(super) fn now(
-        registered: &ServedEndpoints,
+        roster: Arc<dyn Roster>,
+        doors: Doors,
         held: HashMap<u32, Held>,
         batch: usize,
     ) -> Self {
-        let mut rooms = Self {
-            registry: registered.registry(),
+        Self {
+            roster: Some(roster),
+            doors,
             held,
             most: (batch / SHARE).max(1),
             most_claimed: (batch / CLAIMED_SHARE).max(1),
-            ..Self::default()
-        };
-        for ServedEndpoint { customer, bulkhead } in registered.watched().iter().map(AsRef::as_ref)
-        {
-            if customer.is_held() {
-                rooms.closed.insert(customer.id);
-                continue;
-            }
-            let opens = bulkhead.gate.opens_at();
-            rooms.opens_at = rooms.opens_at.into_iter().chain(opens).min();
-            match bulkhead.gate.room() {
-                Room::Closed => drop(rooms.closed.insert(customer.id)),
-                Room::One => drop(rooms.probed.insert(customer.id)),
-                Room::Free => {}
-            }
         }
-        rooms
+    }
+
+    /// The time at which the first closed gate opens.
+    pub(super) fn opens_at(&self) -> Option<Instant> {
+        self.doors.opens_at
     }
 
     /// Counts another message for the destination.
@@ -95,15 +80,15 @@ impl Rooms {
     }
 
     fn limits(&self, id: u32) -> Option<&Limits> {
-        self.registry.get(id)?.limits.as_ref()
+        self.roster.as_ref()?.limits(id)
     }
 
     /// The most messages that the destination may have in flight.
     fn most(&self, id: u32) -> usize {
         match self.limits(id) {
             None => 0,
-            Some(_) if self.closed.contains(&id) => 0,
-            Some(_) if self.probed.contains(&id) => 1,
+            Some(_) if self.doors.closed.contains(&id) => 0,
+            Some(_) if self.doors.probed.contains(&id) => 1,
             Some(limits) => {
                 let known = self.held.get(&id).and_then(|held| held.prefetch);
                 known
@@ -114,7 +99,7 @@ impl Rooms {
     }
 
     pub(super) fn is_open(&self, id: u32) -> bool {
-        !self.closed.contains(&id)
+        !self.doors.closed.contains(&id)
     }
 }
 

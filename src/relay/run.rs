@@ -6,12 +6,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 use std::vec::IntoIter;
 
 use super::bulkhead::Bulkhead;
+use super::directory::Roster;
 use super::gate::Room;
 use super::job::Job;
-use super::registry::Registry;
 use super::room::Rooms;
 use super::settlement::Settlement;
 use super::shared::Shared;
@@ -24,7 +25,7 @@ use crate::store::relay::ordered::Key;
 /// How far the runs of a claim go.
 pub(super) struct KeyRuns<'a> {
     shared: &'a Shared,
-    registry: Arc<Registry>,
+    roster: Arc<dyn Roster>,
     rooms: Rooms,
     /// The topics of which no message is claimed.
     closed: Vec<String>,
@@ -33,13 +34,13 @@ pub(super) struct KeyRuns<'a> {
 impl Shared {
     /// How far the runs of the next claim go. `None`: no destination has runs.
     pub(super) fn runs(&self) -> Option<KeyRuns<'_>> {
-        let registry = self.registered.registry();
-        let has_runs = registry.has_runs || self.bulkheads.iter().any(|one| one.limits.key_run > 1);
+        let roster = self.directory.roster();
+        let has_runs = roster.has_runs() || self.bulkheads.iter().any(|one| one.limits.key_run > 1);
         (has_runs && self.limit.is_none()).then(|| KeyRuns {
             shared: self,
             rooms: self.rooms(),
             closed: self.closed_topics(),
-            registry,
+            roster,
         })
     }
 
@@ -54,7 +55,7 @@ impl Shared {
 impl KeyRuns<'_> {
     fn goes_to(&self, message: &Message, topic: &str) -> To {
         let topic = Topic::new(topic, &message.destination);
-        To::of(&self.shared.routes, &self.registry, &topic)
+        self.roster.way(&topic)
     }
 
     /// The longest run of a destination, and how many messages there is room for, those in flight included.
@@ -63,7 +64,10 @@ impl KeyRuns<'_> {
             return (Longest::default(), 0);
         };
         let (key_run, room) = match to {
-            To::Registered(id) => (self.registry.key_run(id), self.rooms.left(id)),
+            To::Member(id) => {
+                let limits = self.roster.limits(id);
+                (limits.map_or(1, |one| one.key_run), self.rooms.left(id))
+            }
             _ if bulkhead.gate.room() != Room::Free => (1, 0),
             _ => {
                 // As in a queue: a batch is sent while the next one is claimed.
@@ -137,6 +141,31 @@ pub(super) fn joined(mut first: Vec<Job>, behind: Vec<Job>) -> Vec<Job> {
     first
 }
 
+/// A send that has ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sent {
+    pub(super) went_well: bool,
+    pub(super) took: Duration,
+    /// The number of messages of a run that were sent.
+    pub(super) messages: u32,
+}
+
+impl Sent {
+    /// This send, and another one after it.
+    pub(super) fn and(self, other: Self) -> Self {
+        Self {
+            went_well: other.went_well,
+            took: self.took + other.took,
+            messages: self.messages + other.messages,
+        }
+    }
+
+    /// The mean time of a message.
+    pub(super) fn mean(self) -> Duration {
+        self.took / self.messages.max(1)
+    }
+}
+
 /// A run that is being sent.
 pub(super) struct Run {
     left: IntoIter<Job>,
@@ -202,8 +231,6 @@ impl Run {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::config::{Config, Destination, RequestBatch, Route};
     use crate::dispatch::{Failure, Response};
@@ -231,7 +258,7 @@ mod tests {
             message,
             lease: LeaseId(1),
             to,
-            customer: None,
+            member: None,
             registration: None,
             unsent: None,
             terms: Terms::default(),
@@ -285,7 +312,7 @@ mod tests {
         assert_eq!(kinds, [Kind::Deduplicated, Kind::Released, Kind::Released]);
     }
 
-    /// R61: the endpoint of the key may have changed between two claims.
+    /// R61: the destination of the key may have changed between two claims.
     #[test]
     fn a_message_that_goes_elsewhere_is_not_sent_in_a_run() {
         let bulkheads = bulkheads();

@@ -68,6 +68,7 @@ impl Running {
         let Launch {
             queues,
             chores,
+            workers,
             registration,
             lease_id,
             ending,
@@ -91,15 +92,17 @@ impl Running {
             })?;
         }
         drop(keyed_queue);
+        let of_settler = Arc::clone(&workers);
         self.spawn(shared, Post::Settler.as_str(), move |shared| {
-            settler::run(shared, &plain_queue);
+            settler::run(shared, &*of_settler, &plain_queue);
         })?;
         let mut number = 0;
         for bulkhead in &shared.bulkheads {
-            if matches!(bulkhead.serves, Serves::Registered) {
-                let (outcomes, number) = (outcomes.clone(), bulkhead.number);
-                self.spawn(shared, "endpoints", move |shared| {
-                    sender::run_endpoints(shared, &shared.bulkheads[number], &outcomes);
+            if matches!(bulkhead.serves, Serves::Members(_)) {
+                let outcomes = outcomes.clone();
+                let workers = Arc::clone(&workers);
+                self.spawn(shared, &bulkhead.name, move |shared| {
+                    workers.run(shared, &outcomes);
                 })?;
                 continue;
             }
@@ -113,8 +116,9 @@ impl Running {
                 })?;
             }
         }
-        self.spawn(shared, Post::Janitor.as_str(), |shared| {
-            janitor::run(shared, chores)
+        let of_janitor = Arc::clone(&workers);
+        self.spawn(shared, Post::Janitor.as_str(), move |shared| {
+            janitor::run(shared, &*of_janitor, chores);
         })?;
         self.spawn(shared, "monitor", |shared| monitor::run(shared))?;
         if shared.listens() {
@@ -125,7 +129,8 @@ impl Running {
         self.spawn(shared, Post::Claimer.as_str(), move |shared| {
             let session = shared.session(Post::Claimer, shared.claim_limit, Plans::ByIndex);
             let inbox = shared.signals.told.1.clone();
-            Claimer::new(shared, queues, outcomes, inbox, session).run();
+            let keeper = workers.keeper();
+            Claimer::new(shared, queues, outcomes, inbox, keeper, session).run();
         })
     }
 

@@ -1,9 +1,5 @@
 //! A sender thread: sends the messages of one destination, and never uses the database.
 
-mod pool;
-
-pub(super) use self::pool::run as run_endpoints;
-
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,12 +9,11 @@ use super::bulkhead::{Bulkhead, Serves};
 use super::gate::Pass;
 use super::job::{Job, is_expired};
 use super::metrics::{Dispatches, OfDestination};
-use super::run::Run;
+use super::run::{Run, Sent};
 use super::settlement::{NobodyListens, Outcomes, Settlement};
 use super::shared::Shared;
 use super::threads::{MARGIN, Stay, Within};
 use super::to::To;
-use super::turns::Sent;
 use super::verdict::Verdict;
 use crate::calls::Calls;
 use crate::config::RequestBatch;
@@ -67,15 +62,15 @@ pub(crate) fn run(
     }
 }
 
-struct SenderThread<'a> {
-    shared: &'a Arc<Shared>,
-    desk: Desk<'a>,
+pub(super) struct SenderThread<'a> {
+    pub(super) shared: &'a Arc<Shared>,
+    pub(super) desk: Desk<'a>,
     /// Shows other threads whether this thread sends.
-    sending: &'a Stay,
+    pub(super) sending: &'a Stay,
 }
 
 /// Reports the outcome of sends: to metrics, observers, the gate and the settlers.
-struct Desk<'a> {
+pub(super) struct Desk<'a> {
     shared: &'a Shared,
     bulkhead: &'a Bulkhead,
     metrics: &'a OfDestination,
@@ -150,7 +145,7 @@ impl SenderThread<'_> {
 
     /// Sends the messages of a run, each after the success of the one before. `admit` asks the gate. Returns the result
     /// of the sends. `None`: nothing was sent, or a handler has the message.
-    fn send_run(
+    pub(super) fn send_run(
         &self,
         (first, mut run): (Job, Run),
         mut admit: impl FnMut(LeaseId) -> Option<Pass>,
@@ -228,8 +223,8 @@ impl SenderThread<'_> {
                 self.hand_to(&**handlers, begun);
                 (None, None)
             }
-            // Not reached: each endpoint has its own dispatcher.
-            Serves::Registered => (None, None),
+            // Not reached: each member has its own dispatcher.
+            Serves::Members(_) => (None, None),
         }
     }
 
@@ -319,7 +314,7 @@ impl SenderThread<'_> {
             message: Box::new(message),
             lease,
             to: To::Bulkhead(self.desk.bulkhead.number),
-            customer: None,
+            member: None,
             registration: None,
             unsent: None,
             terms: self.desk.bulkhead.limits.terms,
@@ -386,7 +381,7 @@ struct Begun {
 }
 
 impl<'a> Desk<'a> {
-    fn new(
+    pub(super) fn new(
         shared: &'a Shared,
         bulkhead: &'a Bulkhead,
         dispatches: &'a RefCell<Dispatches>,

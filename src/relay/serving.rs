@@ -8,9 +8,15 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
+use metrics::{Counter, counter};
+
 use super::bell::Bell;
 use super::bulkhead::{Bulkhead, Serves};
-use super::gate::{Answers, Gate, Standing};
+use super::directory::{Directory, Doors, Roster};
+use super::failing::{Answers, Follower};
+use super::filter_troubles::Troubles;
+use super::gate::{Gate, Learner, Room, Standing, Trouble};
+use super::health::{Problem, ProblemKind};
 use super::job::Job;
 use super::limits::Limits;
 use super::paused::Pauses;
@@ -25,10 +31,12 @@ use crate::endpoint::Endpoint;
 use crate::filter::Filter;
 use crate::lock::lock;
 use crate::message::Message;
+use crate::metrics::FILTER_TOO_MUCH;
 use crate::routes::{Refuses, Routes};
 use crate::sealed::{Place, Unreadable, open_all, open_auth};
 use crate::status::ReasonCode;
 use crate::store::endpoints::{AsSeen, EndpointRow as Row, Stamp};
+use crate::store::relay::claim::Reads;
 use crate::store::relay::failing::Failures;
 use crate::store::relay::pause::Paused;
 use crate::store::relay::registrations::ReadTo;
@@ -38,6 +46,7 @@ use crate::store::relay::served::Others;
 pub(crate) struct ServedEndpoint {
     pub(super) customer: Arc<KnownEndpoint>,
     pub(super) bulkhead: Bulkhead,
+    pub(super) follower: Arc<Follower>,
 }
 
 /// The enabled endpoints, by number.
@@ -120,19 +129,19 @@ impl Maker {
         }
     }
 
-    /// The endpoints with the changes applied. Also returns the rows that no relay can use.
+    /// Applies changes.
     fn apply(
         &self,
         (registry, pool): (&Registry, &Pool),
         changes: Changes,
         all: &Bulkhead,
-        routes: &Routes,
-    ) -> (Registry, Pool, Vec<Bad>) {
+    ) -> Applied {
         let mut next = registry.copy();
         (next.stamp, next.others) = (changes.stamp, Arc::new(changes.others));
         (next.removed, next.can_send) = (changes.removed, self.customers.can_send());
         next.registrations = changes.registrations;
         let (mut pool, mut bad) = (pool.clone(), Vec::new());
+        let mut verifiers = Vec::new();
         for name in &changes.gone {
             if let Some(gone) = next.by_name.remove(name.as_str()) {
                 pool.remove(&gone.id);
@@ -148,7 +157,7 @@ impl Maker {
                 next.last_id += 1;
                 next.last_id
             });
-            let not_here = routes.has(&row.name).then_some(SAME_NAME);
+            let not_here = next.routes.has(&row.name).then_some(SAME_NAME);
             let made = (row.enabled).then(|| self.make(&row, secrets.as_ref(), all, not_here));
             let made = made.transpose().unwrap_or_else(|why| {
                 bad.push(Bad {
@@ -159,13 +168,13 @@ impl Maker {
                 None
             });
             let Made {
-                bulkhead,
+                sends,
                 refused,
                 verifier,
             } = made.unwrap_or_default();
             // Until then, it is like a disabled one.
             let skips = !row.is_verified() && row.verification.skips();
-            let bulkhead = bulkhead.filter(|_| !skips);
+            let sends = sends.filter(|_| !skips);
             let filter = row.filter.as_ref().map(Filter::new).transpose();
             // Which messages a bad filter was for is not known: none, until it is mended.
             let topics = if filter.is_ok() {
@@ -183,17 +192,29 @@ impl Maker {
                 tenant_id: row.tenant_id,
                 filter: filter.ok().flatten(),
                 created_at: row.created_at,
-                limits: bulkhead.as_ref().map(|one| one.limits.clone()),
+                limits: sends.as_ref().map(|(one, _)| one.limits.clone()),
                 refused,
-                verifier,
+                is_unverified: verifier.is_some(),
             });
+            verifiers.push((id, verifier));
             next.by_name
                 .insert(Arc::clone(&customer.name), Arc::clone(&customer));
-            let member = bulkhead.map(|bulkhead| Arc::new(ServedEndpoint { customer, bulkhead }));
+            let member = sends.map(|(bulkhead, follower)| {
+                Arc::new(ServedEndpoint {
+                    customer,
+                    bulkhead,
+                    follower,
+                })
+            });
             pool.extend(member.map(|member| (id, member)));
         }
-        next.index(routes);
-        (next, pool, bad)
+        next.index();
+        Applied {
+            registry: next,
+            pool,
+            verifiers,
+            bad,
+        }
     }
 
     fn make(
@@ -253,14 +274,16 @@ impl Maker {
         };
         let answers = &self.answers;
         let DeliveryPolicy { rate, breaker, .. } = destination.policy;
+        let follower = Follower::new(answers, self.config.endpoint_disable_after);
+        let follower = Arc::new(follower);
         let gate = Gate::new(&destination.name, rate, breaker)
-            .with_row(answers, self.config.endpoint_disable_after);
+            .with_learner(Arc::clone(&follower) as Arc<dyn Learner>);
         let limits = Limits::new(&destination.policy, &self.config, None);
         let serves = Serves::Dispatcher(dispatcher);
         // It has no queue and no threads: all endpoints share those of `pool`.
         let bulkhead = Bulkhead::new(&destination.name, gate, limits, serves).beside(pool);
         Ok(Made {
-            bulkhead: Some(bulkhead),
+            sends: Some((bulkhead, follower)),
             refused,
             verifier,
         })
@@ -276,16 +299,28 @@ const NOT_VERIFIED: &str = "the destination is not verified";
 /// The result of making a bulkhead.
 #[derive(Default)]
 struct Made {
-    bulkhead: Option<Bulkhead>,
+    sends: Option<(Bulkhead, Arc<Follower>)>,
     /// The reason why this relay does not send.
     refused: Option<String>,
     verifier: Option<Arc<Verifier>>,
+}
+
+/// The endpoints with changes applied.
+struct Applied {
+    registry: Registry,
+    pool: Pool,
+    /// Of the changed rows; `None`: it has shown that it wants messages, or need not.
+    verifiers: Vec<(u32, Option<Arc<Verifier>>)>,
+    /// The rows that no relay can use.
+    bad: Vec<Bad>,
 }
 
 #[derive(Default)]
 struct Known {
     registry: Arc<Registry>,
     pool: Arc<Pool>,
+    /// Of the endpoints that must first show that they want messages.
+    verifiers: HashMap<u32, Arc<Verifier>>,
     /// The endpoints whose gates may restrict sends, or have changes for the table.
     watched: BTreeSet<u32>,
     /// The failing endpoints, and when they were read.
@@ -298,36 +333,36 @@ struct Known {
 
 /// The state of endpoints that the threads of a relay share.
 pub(crate) struct ServedEndpoints {
-    /// `None`: the application's own dispatcher takes all messages.
-    maker: Option<Maker>,
+    maker: Maker,
     known: Mutex<Known>,
     turns: Mutex<Turns>,
     /// Wakes an idle thread.
     pub(super) bell: Bell,
     /// Says that a send has begun, and no other send was young.
     pub(super) begins: Bell,
+    troubles: Troubles,
+    filter_too_much: Counter,
 }
 
 impl ServedEndpoints {
-    pub(super) fn new(config: &Config, customers: Option<Arc<EndpointClients>>) -> Self {
+    pub(super) fn new(
+        config: &Config,
+        customers: Arc<EndpointClients>,
+        routes: Arc<Routes>,
+    ) -> Self {
+        let known = Known {
+            registry: Arc::new(Registry::of(routes)),
+            ..Known::default()
+        };
         Self {
-            maker: customers.map(|customers| Maker::new(config, customers)),
-            known: Mutex::default(),
+            maker: Maker::new(config, customers),
+            known: Mutex::new(known),
             turns: Mutex::new(Turns::new(config.endpoint_threads)),
             bell: Bell::new(),
             begins: Bell::new(),
+            troubles: Troubles::default(),
+            filter_too_much: counter!(FILTER_TOO_MUCH, "outbox" => config.metrics_label()),
         }
-    }
-
-    /// Whether this relay knows the endpoints.
-    pub(super) fn is_on(&self) -> bool {
-        self.maker.is_some()
-    }
-
-    /// Whether this relay sends to endpoints.
-    pub(super) fn can_send(&self) -> bool {
-        let maker = self.maker.as_ref();
-        maker.is_some_and(|maker| maker.customers.can_send())
     }
 
     pub(super) fn registry(&self) -> Arc<Registry> {
@@ -338,37 +373,17 @@ impl ServedEndpoints {
         Arc::clone(&lock(&self.known).pool)
     }
 
+    /// Asks an endpoint that must first show that it wants messages.
+    pub(super) fn verifier(&self, id: u32) -> Option<Arc<Verifier>> {
+        lock(&self.known).verifiers.get(&id).cloned()
+    }
+
     pub(super) fn turns(&self) -> MutexGuard<'_, Turns> {
         lock(&self.turns)
     }
 
-    /// Hands jobs to the threads.
-    pub(super) fn put(&self, jobs: Vec<Job>) {
-        if jobs.is_empty() {
-            return;
-        }
-        let registry = self.registry();
-        let mut turns = self.turns();
-        for job in jobs {
-            if let To::Registered(id) = job.to {
-                let tenant = registry.get(id).and_then(|one| one.tenant_id);
-                turns.put(id, tenant, job);
-            }
-        }
-        drop(turns);
-        self.bell.ring();
-    }
-
     /// Applies changes. Returns the rows that no relay can use, and whether messages may go elsewhere than before.
-    pub(super) fn change(
-        &self,
-        mut changes: Changes,
-        all: &Bulkhead,
-        routes: &Routes,
-    ) -> (Vec<Bad>, bool) {
-        let Some(maker) = &self.maker else {
-            return (Vec::new(), false);
-        };
+    pub(super) fn change(&self, mut changes: Changes, all: &Bulkhead) -> (Vec<Bad>, bool) {
         let (before, pool) = (self.registry(), self.pool());
         let mut to_learn = Vec::new();
         if let Some(mut failing) = changes.failing.take() {
@@ -395,7 +410,12 @@ impl ServedEndpoints {
         let changed = changes.rows.iter().map(|(one, _)| one.row.name.clone());
         let changed: Vec<String> = changed.collect();
         let paused = changes.paused.take().unwrap_or_default();
-        let (next, pool, bad) = maker.apply((&before, &pool), changes, all, routes);
+        let Applied {
+            registry: next,
+            pool,
+            verifiers,
+            bad,
+        } = self.maker.apply((&before, &pool), changes, all);
         for member in pool.values() {
             member.bulkhead.gate.share(next.others.registered);
         }
@@ -403,19 +423,26 @@ impl ServedEndpoints {
         let new = || changed.iter().filter_map(|name| next.named(name));
         let (paused, now) = (Pauses::of(&paused), clock::now());
         for member in new().filter_map(|one| pool.get(&one.id)) {
-            let rows = paused.of_customer(&member.customer);
+            let rows = paused.of_both(&member.customer.name, member.customer.tenant_id);
             member.bulkhead.gate.learn(rows, now);
         }
         self.turns().keep(|id| next.get(id).is_some());
         self.tell_failing(&next, &pool, changed.iter().chain(&to_learn));
         let mut known = lock(&self.known);
         known.watched.extend(new().map(|one| one.id));
+        known.verifiers.retain(|id, _| next.has(*id));
+        for (id, verifier) in verifiers {
+            match verifier {
+                Some(verifier) => drop(known.verifiers.insert(id, verifier)),
+                None => drop(known.verifiers.remove(&id)),
+            }
+        }
         (known.registry, known.pool) = (Arc::new(next), Arc::new(pool));
         (bad, true)
     }
 
     /// Up to where the rows are read, for a claim.
-    pub(super) fn read_to(&self) -> Option<Arc<ReadTo>> {
+    pub(super) fn rows_read_to(&self) -> Option<Arc<ReadTo>> {
         lock(&self.known).read_to.clone()
     }
 
@@ -455,10 +482,7 @@ impl ServedEndpoints {
             let one = registry.named(name);
             if let Some(member) = one.and_then(|one| pool.get(&one.id)) {
                 let row = known.failing.rows.get(name).copied();
-                member
-                    .bulkhead
-                    .gate
-                    .learn_row(row.unwrap_or_default(), read_at);
+                member.follower.learn_row(row.unwrap_or_default(), read_at);
             }
         }
     }
@@ -501,5 +525,124 @@ impl ServedEndpoints {
             member.customer.is_held() || !is_flowing || gate.has_news()
         };
         watched.retain(|id| pool.get(id).is_some_and(is_limited));
+    }
+}
+
+impl Directory for ServedEndpoints {
+    fn roster(&self) -> Arc<dyn Roster> {
+        self.registry()
+    }
+
+    fn doors(&self) -> Doors {
+        let mut doors = Doors::default();
+        for ServedEndpoint {
+            customer, bulkhead, ..
+        } in self.watched().iter().map(AsRef::as_ref)
+        {
+            if customer.is_held() {
+                doors.closed.insert(customer.id);
+                continue;
+            }
+            let opens = bulkhead.gate.opens_at();
+            doors.opens_at = doors.opens_at.into_iter().chain(opens).min();
+            match bulkhead.gate.room() {
+                Room::Closed => drop(doors.closed.insert(customer.id)),
+                Room::One => drop(doors.probed.insert(customer.id)),
+                Room::Free => {}
+            }
+        }
+        doors
+    }
+
+    fn read_to(&self) -> Option<Arc<dyn Reads>> {
+        self.rows_read_to().map(|one| one as Arc<dyn Reads>)
+    }
+
+    fn can_send(&self) -> bool {
+        self.maker.customers.can_send()
+    }
+
+    fn prefetch(&self, member: u32) -> Option<usize> {
+        let known = lock(&self.known);
+        let member = known.pool.get(&member);
+        member.map(|member| member.bulkhead.prefetch())
+    }
+
+    fn put(&self, jobs: Vec<Job>) {
+        if jobs.is_empty() {
+            return;
+        }
+        let registry = self.registry();
+        let mut turns = self.turns();
+        for job in jobs {
+            if let To::Member(id) = job.to {
+                turns.put(id, registry.tenant(id), job);
+            }
+        }
+        drop(turns);
+        self.bell.ring();
+    }
+
+    fn take_back(&self) -> Vec<Job> {
+        self.turns().take_all()
+    }
+
+    fn moving(&self) -> usize {
+        self.turns().waiting_of_quick()
+    }
+
+    fn only_waits(&self) -> bool {
+        self.turns().only_waits()
+    }
+
+    fn paused(&self, rows: &[Paused], now: Instant) {
+        let (pauses, registry) = (Pauses::of(rows), self.registry());
+        for one in (pauses.of_destinations.keys()).filter_map(|name| registry.named(name)) {
+            self.watch(one.id);
+        }
+        if !pauses.of_tenants.is_empty() {
+            let customers = registry.by_name.values();
+            let paused = customers.filter(|one| pauses.of_tenant(one.tenant_id).is_some());
+            paused.for_each(|one| self.watch(one.id));
+        }
+        for member in self.watched() {
+            let rows = pauses.of_both(&member.customer.name, member.customer.tenant_id);
+            member.bulkhead.gate.learn(rows, now);
+        }
+        self.forget_flowing();
+    }
+
+    fn troubles(&self) -> Vec<(Arc<str>, Trouble)> {
+        let pool = self.pool();
+        let all = pool.values().map(|one| &one.bulkhead);
+        let troubles = all.filter_map(|one| Some((Arc::clone(&one.name), one.gate.trouble()?)));
+        troubles.collect()
+    }
+
+    fn doubted(&self, member: &str, message: &Message) {
+        self.filter_too_much.increment(1);
+        self.troubles.too_much(member, message);
+    }
+
+    fn problems(&self, now: Instant) -> Vec<Problem> {
+        let refuses = self.refuses();
+        let refused = refuses.first().map(|(name, why)| Problem {
+            kind: ProblemKind::EndpointRefused,
+            what: format!(
+                "this relay does not send to {} endpoints, for example {name} ({why}): their messages wait for a relay that does",
+                refuses.count()
+            ),
+        });
+        let too_much = self.troubles.first(now).map(|(first, count)| {
+            let more = match count {
+                1 => String::new(),
+                _ => format!(" (and {} more such destinations)", count - 1),
+            };
+            Problem {
+                kind: ProblemKind::FilterTooMuch,
+                what: format!("{first}{more}"),
+            }
+        });
+        refused.into_iter().chain(too_much).collect()
     }
 }

@@ -18,6 +18,7 @@ use crate::store::relay::backend::{Backend, backend};
 use crate::store::relay::connection::{
     Connected, Limits, POOLERS_TURN, Plans, Source, keep_memory, lock_limit,
 };
+use crate::store::relay::witness::OwnWitness;
 
 /// The first wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
@@ -86,8 +87,7 @@ pub(crate) struct Session {
     pub(super) is_missing: bool,
     /// The last error came after a time limit: the statement was slow, or waited for a lock.
     pub(super) has_timed_out: bool,
-    /// Whether the relay writes messages about its own events.
-    pub(super) own_events: bool,
+    pub(super) witness: OwnWitness,
     /// The time limit of the statement that must not wait.
     moment: Option<Duration>,
 }
@@ -125,7 +125,7 @@ impl Session {
             began: Instant::now(),
             is_missing: false,
             has_timed_out: false,
-            own_events: false,
+            witness: None,
             moment: None,
         }
     }
@@ -142,8 +142,8 @@ impl Session {
         self
     }
 
-    pub(crate) fn with_own_events(mut self, is_so: bool) -> Self {
-        self.own_events = is_so;
+    pub(crate) fn with_witness(mut self, witness: OwnWitness) -> Self {
+        self.witness = witness;
         self
     }
 

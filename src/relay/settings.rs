@@ -8,6 +8,7 @@ use crate::delivery::OnDead;
 use crate::ledger_payload::LedgerPayload;
 use crate::name::{OutboxName, label_of};
 use crate::routes::Serves;
+use crate::store::relay::witness::OwnWitness;
 
 /// The settings of a relay that hold for all its destinations. The fields have the names of the settings.
 #[derive(Debug, Clone)]
@@ -29,9 +30,9 @@ pub(crate) struct Settings {
     pub(super) inbox_retention: Option<Duration>,
     pub(super) cleaner: bool,
     pub(super) ledger_payload: LedgerPayload,
-    pub(super) own_events: bool,
+    pub(super) witness: OwnWitness,
     pub(super) sends: Sends,
-    /// What the relay serves, without endpoints.
+    /// What the relay serves, without members.
     pub(super) serves: Serves,
     /// The settings that other relays must have, too.
     pub(super) published: String,

@@ -65,7 +65,7 @@ pub(crate) struct Settlement {
     pub(super) message: Box<Message>,
     pub(super) lease: LeaseId,
     pub(super) to: To,
-    customer: Option<Arc<str>>,
+    member: Option<Arc<str>>,
     registration: Option<Uuid>,
     verdict: Verdict,
     terms: Terms,
@@ -97,7 +97,7 @@ impl Settlement {
             message: job.message,
             lease: job.lease,
             to: job.to,
-            customer: job.customer,
+            member: job.member,
             registration: job.registration,
             verdict,
             terms: job.terms,
@@ -252,7 +252,7 @@ impl Settlement {
         let failure = Failure::new(ReasonCode::IdempotencyConflict, error);
         Self {
             message: self.message.clone(),
-            customer: self.customer.clone(),
+            member: self.member.clone(),
             verdict: Verdict::Dead(failure, Attempt::NotCounted),
             behind: Vec::new(),
             ..*self
@@ -261,17 +261,18 @@ impl Settlement {
 
     /// The destination that the message was for, even if the message names none. Empty: no destination serves it.
     fn destination(&self, bulkheads: &[Bulkhead]) -> Arc<str> {
-        if let Some(customer) = &self.customer {
-            return Arc::clone(customer);
+        if let Some(member) = &self.member {
+            return Arc::clone(member);
         }
         let bulkhead = self.to.bulkhead(bulkheads);
         bulkhead.map_or_else(Arc::default, |bulkhead| Arc::clone(&bulkhead.name))
     }
 
-    /// The destination that the message names after a failed send. A message that named none names the endpoint that it was for: a retry, or an operator who requeues it, must reach this destination alone.
+    /// The destination that the message names after a failed send. A message that named none names the member that it was
+    /// for: a retry, or an operator who requeues it, must reach this destination alone.
     fn names(&self) -> Arc<str> {
-        match (&self.customer, self.message.destination.as_str()) {
-            (Some(customer), "") => Arc::clone(customer),
+        match (&self.member, self.message.destination.as_str()) {
+            (Some(member), "") => Arc::clone(member),
             (_, named) => named.into(),
         }
     }
@@ -515,7 +516,7 @@ pub(super) mod tests {
             message: Box::new(message),
             lease: LeaseId(1),
             to: To::Split,
-            customer: None,
+            member: None,
             registration: None,
             verdict: Verdict::Split(Parts::from(names.collect::<Vec<_>>())),
             terms: Terms::default(),

@@ -21,6 +21,7 @@ use super::settlement::{Failures, Kind, Settlement, log_conflict, log_settled};
 use super::shared::Shared;
 use super::threads::Post;
 use super::told::Told;
+use super::workers::Workers;
 use crate::clock;
 use crate::error::DatabaseError;
 use crate::status::ReasonCode;
@@ -55,11 +56,11 @@ const PIECE_BYTES: usize = 4 << 20;
 ///
 /// Settlements that the database refuses because of their values, and those of messages that another session has locked,
 /// are set aside (`aside`) and retried from time to time. They do not hold up others, which always come first.
-pub(crate) fn run(shared: &Shared, outcomes: &Receiver<Settlement>) {
+pub(crate) fn run(shared: &Shared, workers: &dyn Workers, outcomes: &Receiver<Settlement>) {
     let session = session(shared, Post::Settler);
     let mut settler = Settler::new(shared, session, Keys::None, largest_piece(shared));
     if settler.run(outcomes).is_ok() {
-        pauses::tell_the_last(shared, &mut settler.db);
+        pauses::tell_the_last(shared, &mut *workers.keeper(), &mut settler.db);
     }
 }
 
@@ -347,13 +348,14 @@ impl<'a, D: Database> Settler<'a, D> {
             // The new rows of the fan-out are ready to be claimed.
             shared.signals.news.ring();
         }
-        let (custody, pool) = (&shared.custody, shared.registered.pool());
+        let custody = &shared.custody;
+        let prefetched = shared.prefetched(ended.iter().map(|one| one.to));
         match &self.topic_aside {
             None => {
                 let ended = ended.iter().map(|one| (one.claim(), one.to));
-                custody.settled(lease, ended, &pool);
+                custody.settled(lease, ended, &prefetched);
             }
-            Some(topic) => custody.settled_aside(lease, topic, &ended, &pool),
+            Some(topic) => custody.settled_aside(lease, topic, &ended, &prefetched),
         }
         let lost = self.db.after().lost;
         let is_without_answer = std::mem::replace(&mut self.lost, lost) != lost;

@@ -11,13 +11,12 @@ use secrecy::SecretString;
 use super::bell::Bell;
 use super::bulkhead::{Bulkhead, Serves};
 use super::custody::{Custody, Waited};
-use super::filter_troubles::Troubles;
+use super::directory::Directory;
 use super::hooks::Hooks;
 use super::lease_clock::LeaseClock;
 use super::metrics::Metrics;
 use super::observer::Observers;
 use super::planner::Policy;
-use super::serving::ServedEndpoints;
 use super::session::{Session, SharedConnection};
 use super::settings::Settings;
 use super::sleep::Sleep;
@@ -88,9 +87,9 @@ pub(crate) struct Shared {
     /// The connection that the threads use in turn. `None`: each has its own.
     connection: Option<SharedConnection>,
     pub(crate) observers: Observers,
-    pub(crate) routes: Routes,
+    pub(crate) routes: Arc<Routes>,
     pub(crate) bulkheads: Vec<Bulkhead>,
-    pub(super) registered: ServedEndpoints,
+    pub(super) directory: Arc<dyn Directory>,
     pub(super) hooks: Hooks,
     /// The most messages to claim.
     pub(crate) limit: Option<u64>,
@@ -105,7 +104,6 @@ pub(crate) struct Shared {
     /// The lines of the threads on their way to the logger.
     pub(super) log: Queue,
     pub(super) custody: Custody,
-    pub(super) filter_troubles: Troubles,
     /// Topics that are not declared, and whose messages wait.
     pub(super) undeclared: Lately,
     /// Topics whose messages have ended without a subscriber.
@@ -164,7 +162,7 @@ impl Shared {
         settings: Settings,
         source: Source,
         bulkheads: Vec<Bulkhead>,
-        registered: ServedEndpoints,
+        (routes, directory): (Arc<Routes>, Arc<dyn Directory>),
         hooks: Hooks,
         lease: LeaseClock,
         signals: Signals,
@@ -175,12 +173,12 @@ impl Shared {
         let custody = Custody::new(most_aside, signals.doorbell.clone());
         Self {
             observers: Observers::default(),
-            routes: Routes::of(settings.serves.clone()),
+            routes,
             threads: Arc::new(Threads::new(&metrics, &bulkheads)),
             log: Queue::new(),
             metrics,
             bulkheads,
-            registered,
+            directory,
             hooks,
             settings,
             source,
@@ -191,7 +189,6 @@ impl Shared {
             lease,
             stats: Mutex::default(),
             custody,
-            filter_troubles: Troubles::default(),
             undeclared: Lately::default(),
             unwanted: Lately::default(),
             published: Mutex::default(),
@@ -229,10 +226,10 @@ impl Shared {
         most_of_a_settle(&self.settings, &self.bulkheads)
     }
 
-    /// All bulkheads. The bulkhead of endpoints is left out while no destination is registered.
+    /// All bulkheads. The bulkhead of members is left out while there is no member.
     pub(super) fn in_use(&self) -> impl Iterator<Item = &Bulkhead> {
         let is_there = |one: &&Bulkhead| {
-            !matches!(one.serves, Serves::Registered) || self.registered.registry().is_in_use()
+            !matches!(one.serves, Serves::Members(_)) || !self.directory.roster().is_empty()
         };
         self.bulkheads.iter().filter(is_there)
     }
@@ -402,7 +399,7 @@ impl Shared {
             self.hooks.check,
         )
         .sharing(self.connection.clone().filter(|_| post != Post::Heartbeat))
-        .with_own_events(self.settings.own_events)
+        .with_witness(self.settings.witness)
     }
 
     /// Closes the connection that the threads have used in turn.

@@ -19,7 +19,7 @@ pub struct Stats {
     pub waiting: u64,
     /// Messages dead-lettered.
     pub dead: u64,
-    /// Messages ended without a send, because their endpoint was removed. They leave no dead letters.
+    /// Messages ended without a send, because their destination was removed. They leave no dead letters.
     pub cancelled: u64,
     /// Messages that became one message for each of their destinations (fan-out).
     pub split: u64,

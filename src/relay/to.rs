@@ -7,8 +7,8 @@ use crate::routes::Way;
 pub(crate) enum To {
     /// To the senders of this bulkhead.
     Bulkhead(usize),
-    /// To this endpoint, by the senders that all endpoints share.
-    Registered(u32),
+    /// To this member, by the senders that all members share.
+    Member(u32),
     /// To no single destination: each message is decided when it is claimed. The message becomes one message for each
     /// of its destinations, goes to its only destination, is settled as delivered if no destination wants it, or is
     /// dead-lettered.
@@ -17,17 +17,17 @@ pub(crate) enum To {
     Nowhere,
 }
 
-/// What shares room: all endpoints are one group, every other way is its own.
+/// What shares room: all members are one group, every other way is its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Group {
     Only(To),
-    Registered,
+    Members,
 }
 
 impl To {
     pub(super) fn group(self) -> Group {
         match self {
-            Self::Registered(_) => Group::Registered,
+            Self::Member(_) => Group::Members,
             to => Group::Only(to),
         }
     }

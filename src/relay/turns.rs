@@ -22,6 +22,7 @@ use uuid::Uuid;
 use super::fair::Fair;
 use super::gate::{Admission, Pass};
 use super::job::Job;
+use super::run::Sent;
 use crate::clock;
 
 /// The threads are divided into this many parts. Slow endpoints get at most [`OF_SLOW`] parts; new and slow
@@ -56,31 +57,6 @@ enum Owner {
     Tenant(Uuid),
     /// An endpoint without a tenant.
     Destination(u32),
-}
-
-/// A send that has ended.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Sent {
-    pub(super) went_well: bool,
-    pub(super) took: Duration,
-    /// The number of messages of a run that were sent.
-    pub(super) messages: u32,
-}
-
-impl Sent {
-    /// This send, and another one after it.
-    pub(super) fn and(self, other: Self) -> Self {
-        Self {
-            went_well: other.went_well,
-            took: self.took + other.took,
-            messages: self.messages + other.messages,
-        }
-    }
-
-    /// The mean time of a message.
-    pub(super) fn mean(self) -> Duration {
-        self.took / self.messages.max(1)
-    }
 }
 
 /// The next work of a thread.
@@ -494,8 +470,8 @@ mod tests {
         Job {
             message: claimed(sequence, "a", None).message,
             lease: LeaseId(1),
-            to: To::Registered(id),
-            customer: None,
+            to: To::Member(id),
+            member: None,
             registration: None,
             unsent: None,
             terms: Terms::default(),

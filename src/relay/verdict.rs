@@ -12,7 +12,7 @@ use crate::store::relay::split::Parts;
 #[derive(Debug, Clone)]
 pub(crate) enum Verdict {
     Delivered(Response),
-    /// Settled as delivered without a send: no endpoint wants the message.
+    /// Settled as delivered without a send: nobody wants the message.
     NoSubscriber,
     Deduplicated(i64),
     /// Retry after this delay.

@@ -13,10 +13,12 @@ use uuid::Uuid;
 
 use crate::config::Rate;
 use crate::dispatch::NotVerified;
+use crate::dispatch::http::Verifier;
 use crate::error::DatabaseError;
 use crate::log;
 use crate::relay::chore::Chore;
 use crate::relay::registry::{KnownEndpoint, Registry};
+use crate::relay::serving::ServedEndpoints;
 use crate::relay::session::Session;
 use crate::relay::shared::Shared;
 use crate::store::relay::verification::{self, Next};
@@ -37,6 +39,7 @@ struct Ended {
 
 /// The tries of this relay.
 struct Verifications<'a> {
+    served: &'a ServedEndpoints,
     shared: &'a Shared,
     ended: Sender<Ended>,
     /// What has ended, without those that `to_record` has.
@@ -71,9 +74,10 @@ fn choose(
     ranked.into_iter().map(|(_, index)| index).collect()
 }
 
-pub(super) fn chore(shared: &Shared) -> Box<dyn Chore + '_> {
+pub(super) fn chore<'a>(served: &'a ServedEndpoints, shared: &'a Shared) -> Box<dyn Chore + 'a> {
     let (ended, inbox) = unbounded();
     Box::new(Verifications {
+        served,
         shared,
         ended,
         inbox,
@@ -107,19 +111,19 @@ impl Verifications<'_> {
             return Ok(());
         }
         self.next = now + INTERVAL;
-        let registry = self.shared.registered.registry();
+        let registry = self.served.registry();
         let is_same =
             |asked: &(Arc<Registry>, Instant)| Arc::ptr_eq(&asked.0, &registry) && now < asked.1;
         if registry.unverified.is_empty() || self.asked.as_ref().is_some_and(is_same) {
             return Ok(());
         }
-        let seen: Vec<_> = (registry.unverified.iter())
-            .filter_map(|one| Some((one.as_seen(), one.verifier.as_ref()?.timeout())))
+        let asked: Vec<(&Arc<KnownEndpoint>, Arc<Verifier>)> = (registry.unverified.iter())
+            .filter_map(|one| Some((one, self.served.verifier(one.id)?)))
             .collect();
-        let customers: Vec<&Arc<KnownEndpoint>> = (registry.unverified.iter())
-            .filter(|one| one.verifier.is_some())
+        let seen: Vec<_> = (asked.iter())
+            .map(|(one, verifier)| (one.as_seen(), verifier.timeout()))
             .collect();
-        let tenant = |index: usize| customers[index].tenant_id;
+        let tenant = |index: usize| asked[index].0.tenant_id;
         let (in_flight, mut is_any_left) = (&self.in_flight, false);
         let choose = |due: Vec<usize>| {
             let count = due.len();
@@ -130,19 +134,17 @@ impl Verifications<'_> {
         let taken = session.run(|conn, name| verification::take(conn, name, &seen, choose))?;
         let ask_at = if is_any_left { now } else { now + ASK };
         for index in taken {
-            self.try_now(customers[index]);
+            let (customer, verifier) = &asked[index];
+            self.try_now(customer, Arc::clone(verifier));
         }
         self.asked = Some((registry, ask_at));
         Ok(())
     }
 
-    fn try_now(&mut self, customer: &Arc<KnownEndpoint>) {
+    fn try_now(&mut self, customer: &Arc<KnownEndpoint>, verifier: Arc<Verifier>) {
         let (customer, ended) = (Arc::clone(customer), self.ended.clone());
         let (log, bell) = (self.shared.log.clone(), self.shared.signals.chores.clone());
         let tenant = customer.tenant_id;
-        let Some(verifier) = customer.verifier.clone() else {
-            return;
-        };
         let thread = Builder::new().name(self.shared.settings.thread_name("relay-verify"));
         let try_it = move || {
             let _log = log.enter();
@@ -166,7 +168,7 @@ impl Verifications<'_> {
     fn record(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
         self.keep_ended();
         while let Some(Ended { customer, result }) = self.to_record.last() {
-            let (seen, own_events) = (customer.as_seen(), session.own_events);
+            let (seen, own_events) = (customer.as_seen(), session.witness.is_some());
             let name = &customer.name;
             match result {
                 Ok(rate) => {

@@ -8,13 +8,12 @@ use diesel::{Connection, PgConnection};
 use super::bulkhead::Bulkhead;
 use super::settings::Settings;
 use super::settlement::{Kind, Settlement, delivered, failed};
+use crate::message::Message;
 use crate::status::Status;
-use crate::store::relay::claim::{Batch, Claimant, Runs};
+use crate::store::relay::claim::{Batch, Claimant, Reads, Runs};
 use crate::store::relay::lease::LeaseId;
 use crate::store::relay::namesakes::Namesakes;
 use crate::store::relay::ordered::{self, Key};
-use crate::store::relay::own;
-use crate::store::relay::registrations::ReadTo;
 use crate::store::relay::settle::{self, Claim, Delivered, Failed, Repeat};
 use crate::store::relay::split::{self, Piece, Split};
 
@@ -33,8 +32,8 @@ pub(super) struct Settle<'a> {
     pub(super) closed: &'a [String],
     /// Which messages are left to other relays, if some may be.
     pub(super) namesakes: Option<&'a Namesakes>,
-    /// Up to where the relay has read the changes of endpoints.
-    pub(super) read_to: Option<&'a ReadTo>,
+    /// Up to where the relay has read its members.
+    pub(super) read_to: Option<&'a dyn Reads>,
     /// The most bytes of the claimed messages.
     pub(super) bytes: usize,
     /// How much of a fan-out is done at once.
@@ -183,19 +182,20 @@ fn release_broken(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryResult<H
     Ok(broken.iter().map(|one| one.sequence()).collect())
 }
 
-/// Dead-letters messages, and writes the relay's own events about them if `own_events` is set.
+/// Dead-letters messages, and lets the witness write that down.
 fn bury(conn: &mut PgConnection, settle: &Settle<'_>, dead: &[Failed]) -> QueryResult<Vec<i64>> {
     let (settings, lease) = (settle.settings, settle.lease);
     let name = &settings.table;
     let keeps = settings.ledger_payload.is_kept();
     let bury = |conn: &mut PgConnection| settle::dead(conn, name, lease, dead, keeps);
-    if !settings.own_events {
+    let Some(witness) = settings.witness else {
         return bury(conn);
-    }
+    };
     conn.transaction(|conn| {
         let buried = bury(conn)?;
         let messages = settle.group.iter().map(|one| &*one.message);
-        own::count_dead(conn, name, messages, dead, &buried)?;
+        let messages: Vec<&Message> = messages.collect();
+        witness.buried(conn, name, &messages, dead, &buried)?;
         Ok(buried)
     })
 }

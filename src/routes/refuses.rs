@@ -1,4 +1,4 @@
-//! The endpoints that a relay does not serve because of its own settings. The relay publishes them in its
+//! The members that a relay does not serve because of its own settings. The relay publishes them in its
 //! lease, for operators and the other relays.
 
 use std::collections::{BTreeMap, BTreeSet};

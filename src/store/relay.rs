@@ -34,3 +34,4 @@ mod unserved;
 pub(crate) mod verification;
 mod walk;
 pub(crate) mod whereabouts;
+pub(crate) mod witness;

@@ -12,16 +12,19 @@ use crate::dispatch::http::{EndpointClients, HttpDispatcher, close_idle};
 use crate::handlers::{Connections, Group, HandlerError, Pooled, inbox_of};
 use crate::metrics::POOL_IN_USE;
 use crate::relay::bulkhead::Bulkhead;
+use crate::relay::configured::Configured;
+use crate::relay::directory::Directory;
+use crate::relay::endpoint_workers::EndpointWorkers;
 use crate::relay::groups::add_groups;
 use crate::relay::hooks::Hooks;
 use crate::relay::observer::Observers;
 use crate::relay::serving::ServedEndpoints;
 use crate::relay::settings::Settings;
-use crate::relay::{
-    Assembled, StartError, depths, inbox_cleaning, old_records, overdue, verifications,
-};
-use crate::routes::Serves;
+use crate::relay::workers::Workers;
+use crate::relay::{Assembled, StartError, depths, inbox_cleaning};
+use crate::routes::{Routes, Serves};
 use crate::store::relay::connection::{Manager, Source};
+use crate::store::relay::own::OwnEvents;
 use crate::store::setup::rights::check_relay;
 
 /// The error for a relay that has nowhere to send messages.
@@ -114,7 +117,22 @@ impl CheckedSettings {
     /// The parts of a relay, as values of the engine. It connects to nothing.
     pub(in crate::relay) fn assembled(self) -> Result<Assembled, StartError> {
         let config = self.config;
-        let registered = ServedEndpoints::new(&config, self.dispatchers.customers.clone());
+        let clients = self.dispatchers.customers.clone();
+        let can_send = clients.as_ref().is_some_and(|one| one.can_send());
+        let settings = settings_of(&config, can_send);
+        let routes = Arc::new(Routes::of(settings.serves.clone()));
+        let (directory, workers): (Arc<dyn Directory>, Arc<dyn Workers>) = match clients {
+            Some(clients) => {
+                let served = ServedEndpoints::new(&config, clients, Arc::clone(&routes));
+                let served = Arc::new(served);
+                let workers = EndpointWorkers(Arc::clone(&served));
+                (served, Arc::new(workers))
+            }
+            None => {
+                let configured = Arc::new(Configured(Arc::clone(&routes)));
+                (Arc::clone(&configured) as _, configured)
+            }
+        };
         let (source, summary) = match self.manager {
             Some(manager) => (Source::Manager(manager), config.summary_at("managed")),
             None => {
@@ -124,29 +142,34 @@ impl CheckedSettings {
         };
         let (bulkheads, queues) = Bulkhead::all(&config, self.dispatchers);
         Ok(Assembled {
-            settings: Settings::of(&config, registered.can_send()),
+            settings,
             summary,
             source,
             bulkheads,
             queues,
-            registered,
+            routes,
+            directory,
             hooks: Hooks {
                 check: check_relay,
                 close_idle,
             },
-            chores: &[
-                verifications::chore,
-                overdue::chore,
-                old_records::chore,
-                depths::chore,
-                inbox_cleaning::chore,
-            ],
+            workers,
+            chores: &[depths::chore, inbox_cleaning::chore],
             observers: self.observers,
             limit: self.limit,
             is_one_shot: self.is_one_shot,
             claim_limit: self.claim_limit,
         })
     }
+}
+
+/// The engine's settings, with what writes the relay's own events.
+pub(in crate::relay) fn settings_of(config: &Config, can_send: bool) -> Settings {
+    let mut settings = Settings::of(config, can_send);
+    if config.own_events {
+        settings.witness = Some(&OwnEvents);
+    }
+    settings
 }
 
 /// Checks the settings of a relay.

@@ -8,10 +8,14 @@ use crate::config::{Config, DeliveryPolicy, RequestBatch};
 use crate::dispatch::Dispatcher;
 use crate::dispatch::http::EndpointClients;
 use crate::handlers::Group;
-use crate::relay::bulkhead::{Bulkhead, REGISTERED, REST, Serves};
+use crate::relay::bulkhead::{Bulkhead, REST, Serves};
 use crate::relay::gate::Gate;
 use crate::relay::job::Job;
 use crate::relay::limits::Limits;
+use crate::relay::turns::Turns;
+
+/// The name of the bulkhead of all endpoints, in metrics and health. No destination can have this name.
+const ENDPOINTS: &str = "endpoints";
 
 /// The dispatchers of all destinations.
 pub(in crate::relay) struct Dispatchers {
@@ -63,7 +67,8 @@ impl Bulkhead {
                 timeout: Some(config.endpoint_timeout),
                 ..DeliveryPolicy::default()
             };
-            plain(REGISTERED, &policy, None, Serves::Registered)
+            let most = Turns::most(config.endpoint_threads);
+            plain(ENDPOINTS, &policy, None, Serves::Members(most))
         });
         Self::numbered(urls.chain(groups).chain(rest).chain(registered).collect())
     }

@@ -8,7 +8,7 @@ use crate::clock;
 use crate::error::DatabaseError;
 use crate::relay::bulkhead::claim_bytes;
 use crate::relay::database::{Answer, Database, Taken, Which};
-use crate::relay::fate::Reading;
+use crate::relay::directory::Reading;
 use crate::relay::pace::Last;
 use crate::relay::planner::{
     Brought, Claims, Finished, Found, OfKeys, Outcome, Picked, SearchKind, View,
@@ -120,10 +120,10 @@ impl<D: Database> Claimer<'_, D> {
             Which::Plain(..) | Which::Chosen(_) => None,
             Which::Due(..) | Which::First(_) => self.shared.runs(),
         };
-        let registered = &self.shared.registered;
-        let (registry, read_to) = (registered.registry(), registered.read_to());
+        let directory = &self.shared.directory;
+        let (roster, read_to) = (directory.roster(), directory.read_to());
         let claimant = Claimant {
-            namesakes: registry.namesakes.as_ref(),
+            namesakes: roster.namesakes(),
             read_to: read_to.as_deref(),
             runs: runs.as_ref().map(|runs| runs as &dyn Runs),
             lease,
@@ -174,15 +174,15 @@ impl<D: Database> Claimer<'_, D> {
         self.hand_over(By::Claimer, jobs);
     }
 
-    /// Reads the endpoints, because the fate of these messages depends on that.
+    /// Reads the members, because the fate of these messages depends on that.
     fn read(&mut self, unsure: &[Claimed]) -> Reading {
         let named = unsure.iter().map(|one| one.message.destination.as_str());
         let waiting = self.without_destination(named);
-        match self.look_at_rows(&waiting) {
+        match self.read_members(&waiting, None) {
             Ok(Tried::Done(())) => Reading::Fresh,
             Ok(Tried::Locked) => Reading::Locked,
             // The session has logged the failure.
-            Err(_) => Reading::Released,
+            Err(_) => Reading::NotAsked,
         }
     }
 }

@@ -22,15 +22,15 @@ impl<D: Database> Claimer<'_, D> {
     pub(super) fn hand_over(&mut self, by: By, mut jobs: Vec<Job>) {
         jobs.sort_unstable_by_key(|job| job.message.sequence);
         self.learn_payloads(&jobs);
-        let mut registered = Vec::new();
+        let mut of_members = Vec::new();
         for mut job in jobs {
             for message in job.messages() {
                 self.planner.hear(Report::Claimed(message.sequence.0));
             }
             let bulkhead = job.to.bulkhead(&self.shared.bulkheads);
             let verdict = match (job.unsent.take(), bulkhead) {
-                (None, Some(bulkhead)) if matches!(bulkhead.serves, Serves::Registered) => {
-                    registered.push(job);
+                (None, Some(bulkhead)) if matches!(bulkhead.serves, Serves::Members(_)) => {
+                    of_members.push(job);
                     continue;
                 }
                 (None, Some(bulkhead)) => {
@@ -49,7 +49,7 @@ impl<D: Database> Claimer<'_, D> {
             let settlement = Settlement::unsent(job, &self.shared.bulkheads, verdict);
             let _ = self.outcomes.send(settlement);
         }
-        self.shared.registered.put(registered);
+        self.shared.directory.put(of_members);
     }
 
     /// Learns the sizes of the messages for each destination, and of the messages to be fanned out.
@@ -64,7 +64,7 @@ impl<D: Database> Claimer<'_, D> {
             };
             // The message was claimed to be fanned out, but goes at once to the only destination that wants it.
             let was_to_split =
-                matches!(job.to, To::Registered(_)) && job.message.destination.is_empty();
+                matches!(job.to, To::Member(_)) && job.message.destination.is_empty();
             if was_to_split || job.to == To::Split {
                 add(&mut to_split);
             }

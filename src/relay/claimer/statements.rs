@@ -1,34 +1,31 @@
-//! The claimer's statements around claims: surveys, endpoints, and the release of unknown messages.
+//! The claimer's statements around claims: surveys, members, and the release of unknown messages.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Claimer;
 use crate::clock;
-use crate::hand::Hand;
 use crate::log;
-use crate::relay::database::{Answer, Asks, Database, Published};
+use crate::relay::database::{Answer, Asks, Database};
 use crate::relay::doubt::{AtWork, Doubt, RanBy};
-use crate::relay::pace::{Last, Pace};
-use crate::relay::pauses::{self, disable};
+use crate::relay::pauses;
 use crate::relay::planner::{Report, Survey, Surveyed, Undo};
-use crate::relay::registry::Registry;
+use crate::relay::workers;
 use crate::store::brief::{Locks, Tried};
-
-/// Checks of the rows of endpoints for changes, some of which read all rows.
-const ROWS: Pace = Pace::of_search(Duration::ZERO);
-/// The longest time until the next check: changes must take effect within a second.
-const LONGEST_ROWS_INTERVAL: Duration = Duration::from_millis(500);
 
 impl<D: Database> Claimer<'_, D> {
     /// Queries the streams, the ended leases and the pauses.
     pub(super) fn survey(&mut self, survey: Survey) -> Answer<()> {
         let shared = self.shared;
-        let rows_due = self.rows_due();
-        let read_to = shared.registered.read_to();
+        let due = self.keeper.due();
+        let read_to = shared.directory.read_to();
         let asks = Asks {
-            locks: heeded(self.knows_pauses),
-            marks: rows_due == Some(None) && !shared.registered.is_whole_due(),
+            // A relay that has not read the pauses yet waits for the lock of their table: it would send what is paused.
+            locks: match self.knows_pauses {
+                true => Locks::NotWaitedFor,
+                false => Locks::WaitedFor,
+            },
+            marks: due == Some(None) && self.keeper.asks_marks(),
             read_to: read_to.as_deref(),
         };
         let moment = shared.moment();
@@ -40,12 +37,12 @@ impl<D: Database> Claimer<'_, D> {
         if found.is_active && !shared.is_one_shot {
             self.record_topics()?;
         }
-        // First: with new rows come pauses that were read later.
+        // First: with new members come pauses that were read later.
         if let Tried::Done(paused) = &found.paused {
             pauses::learn(shared, paused);
             self.knows_pauses = true;
         }
-        self.look_at_endpoints(rows_due, &found)?;
+        self.look_at_members(due, &found)?;
         let lost = self.db.after().lost;
         let is_without_answer = std::mem::replace(&mut self.lost, lost) != lost;
         let is_other_server = self.planner.is_other_server(found.server);
@@ -73,22 +70,14 @@ impl<D: Database> Claimer<'_, D> {
     pub(super) fn record_topics(&mut self) -> Answer<()> {
         if !self.is_recorded {
             let serves = &self.shared.settings.serves;
-            (self.db).publish(self.planner.lease(), Published::Topics(serves))?;
+            self.db.record_topics(serves)?;
             self.is_recorded = true;
         }
         Ok(())
     }
 
-    /// When the rows of endpoints are checked for changes next: `Some(None)` now, `None` never.
-    fn rows_due(&self) -> Option<Option<Instant>> {
-        let next = |last| ROWS.next(last).min(last.ended + LONGEST_ROWS_INTERVAL);
-        let next = self.rows_looked.map(next);
-        (self.shared.registered.is_on()).then(|| next.filter(|at| clock::now() < *at))
-    }
-
-    /// Reads the rows of endpoints, unless their marks say that they are the same, or tells the planner when
-    /// this is due.
-    fn look_at_endpoints(&mut self, due: Option<Option<Instant>>, found: &Surveyed) -> Answer<()> {
+    /// Reads the members, unless their marks say that they are the same, or tells the planner when this is due.
+    fn look_at_members(&mut self, due: Option<Option<Instant>>, found: &Surveyed) -> Answer<()> {
         let Some(next) = due else {
             return Ok(());
         };
@@ -97,110 +86,45 @@ impl<D: Database> Claimer<'_, D> {
             let streams = found.streams.iter().flatten();
             let named = streams.map(|one| one.stream.topic.destination.as_str());
             let waiting = self.without_destination(named);
-            let marks = found.marks.map(|(marks, _)| marks);
-            let read_to = self.shared.registered.read_to();
-            let is_same_server = read_to.is_none_or(|one| one.is_of(found.server));
-            match found.marks {
-                Some((marks, took))
-                    if self.marks == Some(marks)
-                        && is_same_server
-                        && waiting.is_empty()
-                        && self.unusable.is_empty() =>
-                {
-                    let ended = clock::now();
-                    self.rows_looked = Some(Last { ended, took });
-                }
-                _ => {
-                    if self.look_at_rows(&waiting)? == Tried::Done(()) {
-                        self.marks = marks;
-                    }
-                }
-            }
+            let surveyed = workers::Surveyed {
+                marks: found.marks,
+                server: found.server,
+            };
+            self.read_members(&waiting, Some(surveyed))?;
         }
-        self.publish_refusals()
+        self.keeper.publish(&mut self.db, self.planner.lease())
     }
 
-    /// Those of these names, and of the destinations of known streams, that neither the settings nor the endpoints have. Some were removed.
+    /// Reads the members, and which of the names `waiting` were members.
+    pub(super) fn read_members(
+        &mut self,
+        waiting: &[String],
+        surveyed: Option<workers::Surveyed>,
+    ) -> Answer<Tried<()>> {
+        let shared = self.shared;
+        let Tried::Done(is_new) = (self.keeper).read(shared, &mut self.db, waiting, surveyed)?
+        else {
+            return Ok(Tried::Locked);
+        };
+        if is_new {
+            let roster = shared.directory.roster();
+            shared.custody.keep_members(|member| roster.has(member));
+            self.planner.hear(Report::Roster(roster));
+        }
+        Ok(Tried::Done(()))
+    }
+
+    /// Those of these names, and of the destinations of known streams, that neither the settings nor the members have. Some were removed.
     pub(super) fn without_destination<'n>(
         &'n self,
         named: impl Iterator<Item = &'n str>,
     ) -> Vec<String> {
-        let (registry, routes) = (self.shared.registered.registry(), &self.shared.routes);
+        let (roster, routes) = (self.shared.directory.roster(), &self.shared.routes);
         let known = self.planner.destinations();
         let is_without =
-            |name: &&str| !name.is_empty() && registry.named(name).is_none() && !routes.has(name);
+            |name: &&str| !name.is_empty() && roster.member(name).is_none() && !routes.has(name);
         let names: BTreeSet<&str> = named.chain(known).filter(is_without).collect();
         names.into_iter().map(str::to_owned).collect()
-    }
-
-    /// Writes into the lease which endpoints this relay does not serve because of its settings, if this
-    /// has changed. The relay decides nothing for others: the rows stay as they are.
-    fn publish_refusals(&mut self) -> Answer<()> {
-        let lease = self.planner.lease();
-        let refuses = self.shared.registered.refuses();
-        let is_same = match &self.refusals_published {
-            Some((of, before)) if *of == lease => *before == refuses,
-            _ => refuses.is_empty(),
-        };
-        if !is_same {
-            self.db
-                .publish(lease, Published::Refusals(refuses.to_json()))?;
-            self.refusals_published = Some((lease, refuses));
-        }
-        Ok(())
-    }
-
-    /// Learns the changes of endpoints, and which of the names `waiting` were removed, and disables
-    /// destinations that no relay can use. If another session has
-    /// locked the table, the relay continues with the destinations that it knows.
-    pub(super) fn look_at_rows(&mut self, waiting: &[String]) -> Answer<Tried<()>> {
-        let (shared, registered) = (self.shared, &self.shared.registered);
-        let began = clock::now();
-        let before = registered.registry();
-        let locks = heeded(self.rows_looked.is_some());
-        let read_to = registered.read_to().filter(|_| !registered.is_whole_due());
-        let since = (registered.failing_stamp(), read_to.as_deref());
-        let changes = (self.db).registered(&before, since, waiting, locks)?;
-        let (changes, next) = match changes {
-            Tried::Done((changes, next)) => {
-                self.is_locked_out = false;
-                (changes.zip(shared.bulkheads.last()), next)
-            }
-            Tried::Locked => {
-                if !std::mem::replace(&mut self.is_locked_out, true) {
-                    log::warn!(event = "endpoints_locked"; "another session has locked the table of endpoints, of pauses or of topics: going on with what this relay has read before");
-                }
-                self.rows_looked = Some(Last::since(began));
-                return Ok(Tried::Locked);
-            }
-        };
-        let paused = changes.as_ref().and_then(|(one, _)| one.paused.clone());
-        let applied = changes.map(|(changes, all)| registered.change(changes, all, &shared.routes));
-        registered.has_read_to(next, read_to.is_none().then_some(began));
-        if let Some(paused) = paused {
-            pauses::learn(shared, &paused);
-        }
-        // Applying many changes can take longer than reading them.
-        self.rows_looked = Some(Last::since(began));
-        if let Some((bad, is_changed)) = applied {
-            if is_changed {
-                let registry = registered.registry();
-                let is_there = |id| registry.get(id).is_some();
-                shared.custody.keep_endpoints(is_there);
-                self.planner.hear(Report::Registered(registry));
-            }
-            tell_refusals(&before, &registered.registry());
-            self.unusable.extend(bad);
-        }
-        let mut locked = Vec::new();
-        for one in std::mem::take(&mut self.unusable) {
-            let why = (Hand::Relay, one.why.as_str());
-            if disable(&mut self.db, one.as_seen(), why, None)? == Tried::Locked {
-                locked.push(one);
-            }
-        }
-        self.unusable = locked;
-        Ok(Tried::Done(()))
     }
 
     /// Logs that this relay has become active, or stands by.
@@ -258,24 +182,5 @@ impl<D: Database> Claimer<'_, D> {
             log::log!(level, event = "claim_undone", lease = lease.0, messages = count; "released {count} messages that the database showed as claimed by this relay (lease {}), but that the relay did not know", lease.0);
         }
         self.shared.custody.end_doubt(doubt);
-    }
-}
-
-/// A relay that has not read a table yet waits for the table's lock: it would send what is paused, or only to a part of
-/// the destinations.
-fn heeded(has_been_read: bool) -> Locks {
-    match has_been_read {
-        true => Locks::NotWaitedFor,
-        false => Locks::WaitedFor,
-    }
-}
-
-/// Logs which destinations this relay refuses since the last look.
-fn tell_refusals(before: &Registry, now: &Registry) {
-    let mut new = now.refuses.each();
-    let is_new = |(name, why): &(&str, &str)| before.refuses.why(name) != Some(*why);
-    if let Some((name, why)) = new.find(is_new) {
-        let count = now.refuses.count();
-        log::error!(event = "endpoint_refused", destination = name, destinations = count, reason = why; "this relay does not send to {count} endpoints, for example {name} ({why}): their messages wait for a relay that does");
     }
 }

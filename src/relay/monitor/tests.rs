@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
@@ -9,15 +11,17 @@ use crate::config::Config;
 use crate::error::DatabaseError;
 use crate::relay::builder::Dispatchers;
 use crate::relay::bulkhead::Bulkhead;
+use crate::relay::configured::Configured;
+use crate::relay::directory::Prefetched;
 use crate::relay::doubt::RanBy;
 use crate::relay::health::ProblemKind;
 use crate::relay::hooks::Hooks;
 use crate::relay::lease_clock::LeaseClock;
-use crate::relay::serving::{Pool, ServedEndpoints};
 use crate::relay::settings::Settings;
 use crate::relay::shared::{Shared, Signals};
 use crate::relay::threads::{Cause, Life, Post};
 use crate::relay::to::To;
+use crate::routes::Routes;
 use crate::store::range::Range;
 use crate::store::relay::connection::Source;
 use crate::store::relay::lease::LeaseId;
@@ -30,8 +34,9 @@ fn shared() -> Shared {
         ..Config::default()
     };
     let (bulkheads, _) = Bulkhead::all(&config, Dispatchers::idle(&config));
-    let registered = ServedEndpoints::new(&config, None);
-    let settings = Settings::of(&config, registered.can_send());
+    let settings = Settings::of(&config, false);
+    let routes = Arc::new(Routes::of(settings.serves.clone()));
+    let directory = Arc::new(Configured(Arc::clone(&routes)));
     let clock = LeaseClock::of(&settings);
     clock.registered(LeaseId(1), BootTime::now());
     let signals = Signals::new(bounded(0).1, bounded(0).1).expect("a pair of sockets");
@@ -40,7 +45,7 @@ fn shared() -> Shared {
         settings,
         source,
         bulkheads,
-        registered,
+        (routes, directory),
         Hooks::NONE,
         clock,
         signals,
@@ -154,7 +159,7 @@ fn a_handler_that_runs_holds_up_nothing_but_its_own_message() {
     );
     shared.custody.end_handling(lease, claim);
     assert!(shared.custody.leases().contains(&lease));
-    (shared.custody).settled(lease, sent.into_iter(), &Pool::new());
+    (shared.custody).settled(lease, sent.into_iter(), &Prefetched::new());
     assert_eq!(
         shared.custody.begin_release(lease, Range::ALL),
         Some(Vec::new())

@@ -4,44 +4,38 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::relay::registry::Registry;
+use crate::relay::directory::Roster;
 use crate::relay::to::To;
-use crate::routes::Routes;
 use crate::store::relay::claim::Topic;
 use crate::store::relay::page::Free;
 
 #[derive(Debug)]
 pub(super) struct Directory<'a> {
-    routes: &'a Routes,
-    pub(super) registry: Arc<Registry>,
+    pub(super) roster: Arc<dyn Roster>,
     /// The names of the bulkheads, by number.
     names: Vec<&'a str>,
 }
 
 impl<'a> Directory<'a> {
-    pub(super) fn new(routes: &'a Routes, names: Vec<&'a str>) -> Self {
-        Self {
-            routes,
-            registry: Arc::default(),
-            names,
-        }
+    pub(super) fn new(roster: Arc<dyn Roster>, names: Vec<&'a str>) -> Self {
+        Self { roster, names }
     }
 
     pub(super) fn way(&self, topic: &Topic) -> To {
-        To::of(self.routes, &self.registry, topic)
+        self.roster.way(topic)
     }
 
-    /// The tenant of an endpoint, if it has one.
+    /// The tenant of a member, if it has one.
     pub(super) fn tenant(&self, to: To) -> Option<Uuid> {
         match to {
-            To::Registered(id) => self.registry.get(id)?.tenant_id,
+            To::Member(id) => self.roster.tenant(id),
             To::Bulkhead(_) | To::Split | To::Nowhere => None,
         }
     }
 
     /// Whether the message is left to other relays.
     pub(super) fn leaves(&self, free: &Free) -> bool {
-        let namesakes = self.registry.namesakes.as_ref();
+        let namesakes = self.roster.namesakes();
         namesakes.is_some_and(|one| one.leave(&free.destination, free.registration))
     }
 
@@ -49,7 +43,7 @@ impl<'a> Directory<'a> {
     pub(super) fn goes_to(&self, topic: &Topic) -> String {
         match self.way(topic) {
             To::Bulkhead(number) => self.names[number].to_owned(),
-            To::Registered(_) => topic.destination.clone(),
+            To::Member(_) => topic.destination.clone(),
             To::Split | To::Nowhere => String::new(),
         }
     }

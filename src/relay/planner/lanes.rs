@@ -190,8 +190,8 @@ impl LaneState {
         self.is_done = is_sweep || after <= recent;
     }
 
-    fn is_of_endpoint(&self) -> bool {
-        matches!(self.to, To::Registered(_)) && !self.stream.is_keyed
+    fn is_of_member(&self) -> bool {
+        matches!(self.to, To::Member(_)) && !self.stream.is_keyed
     }
 }
 
@@ -241,7 +241,7 @@ impl Lanes {
                     return true;
                 }
                 let is_recent = now.here.saturating_duration_since(lane.seen) < EMPTY_KEPT;
-                keeps_empty && (slow.is_some() || is_recent && !lane.is_of_endpoint())
+                keeps_empty && (slow.is_some() || is_recent && !lane.is_of_member())
             });
         }
         for lane in &self.lanes {
@@ -399,7 +399,7 @@ impl Lanes {
         self.lanes.iter().any(|lane| names_one(&lane.stream))
     }
 
-    /// Lanes of endpoints whose first message is due after this time are not asked. There may be
+    /// Lanes of members whose first message is due after this time are not asked. There may be
     /// thousands of such lanes, all waiting for their next attempt. Only fan-outs add messages to these lanes: this
     /// relay knows its own, and the next query for streams finds those of other relays. Applications write to other
     /// lanes at any time.
@@ -439,7 +439,7 @@ impl Lanes {
         let early = self.time_of_early(now);
         let in_turn = (0..count).map(|n| &self.lanes[(self.turn + n) % count]);
         let (mut left, done): (Vec<&LaneState>, Vec<&LaneState>) = in_turn
-            .filter(|lane| is_asked || !lane.is_of_endpoint() || lane.first <= early)
+            .filter(|lane| is_asked || !lane.is_of_member() || lane.first <= early)
             .filter(|lane| !self.kept_back.has(&lane.stream.topic))
             .filter(|lane| room_of(lane) > 0)
             .partition(|lane| !lane.is_done);
@@ -540,7 +540,7 @@ impl Lanes {
     pub(super) fn is_anything_left(&self, now: Now, is_open: impl Fn(To) -> bool) -> bool {
         let early = self.time_of_early(now);
         self.lanes.iter().any(|lane| {
-            let is_due = !lane.is_of_endpoint() || lane.first <= early;
+            let is_due = !lane.is_of_member() || lane.first <= early;
             let is_kept_back = || self.kept_back.has(&lane.stream.topic);
             !lane.is_done && is_due && is_open(lane.to) && !is_kept_back()
         })

@@ -13,8 +13,8 @@ use super::surveys::{Looks, Streams, Survey, Surveyed};
 use super::undoing::Part;
 use super::{Awaited, Planner, Stage};
 use crate::log;
+use crate::relay::directory::Roster;
 use crate::relay::doubt::AtWork;
-use crate::relay::registry::Registry;
 use crate::relay::to::To;
 use crate::store::relay::claim::{Lane, Topic};
 use crate::store::relay::lease::LeaseId;
@@ -27,10 +27,10 @@ use crate::store::relay::settle::Released;
 pub(crate) enum Report {
     /// There may be new messages.
     News,
-    /// When the rows of endpoints must be checked, if this survey leaves them out.
+    /// When the members must be read, if this survey leaves them out.
     RowsOwed(Option<Instant>),
-    /// Endpoints have changed: lanes may go elsewhere, and waiting messages may be sent.
-    Registered(Arc<Registry>),
+    /// Members have changed: lanes may go elsewhere, and waiting messages may be sent.
+    Roster(Arc<dyn Roster>),
     /// All topics with messages that no relay serves.
     Unserved(Vec<Topic>),
     /// Messages were released or have become free.
@@ -104,8 +104,8 @@ impl Planner<'_> {
         match report {
             Report::News => self.surveys.hear(),
             Report::RowsOwed(at) => self.surveys.rows_owed = at,
-            Report::Registered(registry) => {
-                self.directory.registry = registry;
+            Report::Roster(roster) => {
+                self.directory.roster = roster;
                 let directory = &self.directory;
                 if self.lanes.go_elsewhere(|topic| directory.way(topic)) {
                     self.searches.walk.restart();

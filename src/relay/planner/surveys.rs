@@ -46,7 +46,7 @@ pub(super) struct Surveys {
     interval: Duration,
     news_interval: Duration,
     news: News,
-    /// When a survey must check the rows of endpoints, which the last survey has left out.
+    /// When a survey must read the members, which the last survey has left out.
     pub(super) rows_owed: Option<Instant>,
     /// The server that answered the last survey.
     pub(super) server: Option<i64>,
@@ -102,7 +102,7 @@ impl Surveys {
         self.made.is_none() || self.news == News::Heard
     }
 
-    /// When the survey is made that news, endpoints or a query that was left out have made due.
+    /// When the survey is made that news, members or a query that was left out have made due.
     pub(super) fn owed_at(&self) -> Option<Instant> {
         let news = self.made.filter(|_| self.news != News::None);
         let news = news.map(|at| at + self.news_interval);
@@ -160,7 +160,7 @@ pub(in crate::relay) struct Surveyed {
     pub(in crate::relay) server: i64,
     /// The table of pauses.
     pub(in crate::relay) paused: Tried<Vec<Paused>>,
-    /// The marks of endpoints, if they were asked for and could be read in a moment, and how long that
+    /// The marks of members, if they were asked for and could be read in a moment, and how long that
     /// took.
     pub(in crate::relay) marks: Option<(Marks, Duration)>,
 }

@@ -7,10 +7,12 @@ use super::search::Search;
 use super::*;
 use crate::config::{Config, Destination, Route};
 use crate::message::{Message, Sequence};
+use crate::relay::configured::Configured;
 use crate::relay::custody::InCustody;
 use crate::relay::doubt::{AtWork, RanBy};
 use crate::relay::kept_back::KeptBack;
 use crate::relay::pace::{Last, REST};
+use crate::routes::Routes;
 use crate::store::brief::Tried;
 use crate::store::range::Range;
 use crate::store::relay::claim::{Batch, Claimed, Known, Position, Stream, TakenOver, Topic};
@@ -24,14 +26,14 @@ const POLL: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Topics `a` and `b` each go to their own destination; other topics go nowhere.
-fn routes() -> Routes {
+fn routes() -> Arc<dyn Roster> {
     let mut config = Config::default();
     for name in ["a", "b"] {
         let destination = Destination::new(name, "http://a").expect("a URL");
         config.destinations.push(destination);
         config.routes.push(Route::new(name, name));
     }
-    Routes::new(&config)
+    Arc::new(Configured(Arc::new(Routes::new(&config))))
 }
 
 fn timing() -> Timing {
@@ -193,7 +195,7 @@ fn head(of: &str, sequence: i64) -> Page {
 
 impl<'a> Ground<'a> {
     /// A planner that has just started.
-    fn new(routes: &'a Routes) -> Self {
+    fn new(roster: &Arc<dyn Roster>) -> Self {
         let now = Instant::now();
         let door = Door {
             room: 100,
@@ -212,7 +214,7 @@ impl<'a> Ground<'a> {
             ..View::default()
         };
         Self {
-            planner: Planner::new(now, timing(), routes, vec!["a", "b"]),
+            planner: Planner::new(now, timing(), Arc::clone(roster), vec!["a", "b"]),
             now,
             view,
             held: HashSet::new(),
@@ -220,8 +222,8 @@ impl<'a> Ground<'a> {
     }
 
     /// A planner that has surveyed these streams.
-    fn with(routes: &'a Routes, streams: &[Stream]) -> Self {
-        let mut ground = Self::new(routes);
+    fn with(roster: &Arc<dyn Roster>, streams: &[Stream]) -> Self {
+        let mut ground = Self::new(roster);
         ground.survey(streams);
         ground.planner.stage = Stage::Undo;
         ground

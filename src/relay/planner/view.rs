@@ -17,8 +17,8 @@ pub(in crate::relay) struct View {
     pub(in crate::relay) may_send: bool,
     /// One door for each bulkhead, by number.
     pub(in crate::relay) doors: Vec<Door>,
-    /// The room of each endpoint. The last door is the shared room of all of them.
-    pub(in crate::relay) registered: Rooms,
+    /// The room of each member. The last door is the shared room of all of them.
+    pub(in crate::relay) rooms: Rooms,
     /// The most messages for several destinations that a claim may take.
     pub(in crate::relay) room_to_split: usize,
     /// Whether messages wait for room in some queue.
@@ -43,14 +43,14 @@ impl View {
     pub(super) fn room(&self, group: Group) -> usize {
         match group {
             Group::Only(to) => self.room_of(to),
-            Group::Registered => self.doors.last().map_or(0, |door| door.room),
+            Group::Members => self.doors.last().map_or(0, |door| door.room),
         }
     }
 
     pub(super) fn room_of(&self, to: To) -> usize {
         match to {
             To::Bulkhead(number) => self.doors.get(number).map_or(0, |door| door.room),
-            To::Registered(id) => self.registered.of(id).min(self.room(Group::Registered)),
+            To::Member(id) => self.rooms.of(id).min(self.room(Group::Members)),
             To::Split => self.room_to_split,
             To::Nowhere => 0,
         }
@@ -59,7 +59,7 @@ impl View {
     pub(super) fn is_open(&self, to: To) -> bool {
         match to {
             To::Bulkhead(number) => self.doors.get(number).is_some_and(|door| door.is_open),
-            To::Registered(id) => self.registered.is_open(id),
+            To::Member(id) => self.rooms.is_open(id),
             To::Split => true,
             To::Nowhere => false,
         }
@@ -73,7 +73,7 @@ impl View {
     /// When pauses of destinations expire.
     pub(super) fn opens_at(&self) -> impl Iterator<Item = Instant> {
         let doors = self.doors.iter().filter_map(|door| door.opens_at);
-        doors.chain(self.registered.opens_at)
+        doors.chain(self.rooms.opens_at())
     }
 }
 

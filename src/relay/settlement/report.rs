@@ -16,8 +16,8 @@ use crate::store::relay::whereabouts::Whereabouts;
 impl Settlement {
     /// The destination as logs and observers name it.
     fn place<'a>(&'a self, bulkheads: &'a [Bulkhead]) -> &'a str {
-        if let Some(customer) = &self.customer {
-            return customer;
+        if let Some(member) = &self.member {
+            return member;
         }
         match self.to.bulkhead(bulkheads) {
             Some(bulkhead) if !bulkhead.name.is_empty() => &bulkhead.name,
@@ -67,7 +67,7 @@ impl Settlement {
             Verdict::Delivered(_) => format!("delivered {topic}{to} (message {id})"),
             Verdict::NoSubscriber => {
                 format!(
-                    "no endpoint wants {topic}, and no route or handler has ever served it: settled without a send (message {id})"
+                    "nobody wants {topic}, and no route or handler has ever served it: settled without a send (message {id})"
                 )
             }
             Verdict::Deduplicated(first) => format!(
@@ -212,7 +212,7 @@ impl Failures {
             let to = to(&destination);
             match event {
                 "no_subscriber" => {
-                    log::warn!(event = "no_subscriber", topic = destination, messages = count; "{count} more message{plural} of {destination} settled without a send: no endpoint wants them, and no route or handler has ever served the topic")
+                    log::warn!(event = "no_subscriber", topic = destination, messages = count; "{count} more message{plural} of {destination} settled without a send: nobody wants them, and no route or handler has ever served the topic")
                 }
                 "retry" => {
                     log::warn!(event = "retries", destination = destination, reason = code.as_str(), messages = count; "{count} more attempt{plural} to deliver{to} failed ({code}): messages with attempts left are retried")

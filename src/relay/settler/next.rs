@@ -7,7 +7,7 @@ use crate::error::DatabaseError;
 use crate::log;
 use crate::relay::bulkhead::left_bytes;
 use crate::relay::database::Database;
-use crate::relay::fate::Reading;
+use crate::relay::directory::Reading;
 use crate::relay::job::Job;
 use crate::relay::planner::{Report, Returned};
 use crate::relay::settlement::{Kind, Settlement};
@@ -29,7 +29,7 @@ impl<D: Database> Settler<'_, D> {
             return;
         }
         let shared = self.shared;
-        let mut jobs = shared.took(next, lease, |_| Reading::Released);
+        let mut jobs = shared.took(next, lease, |_| Reading::NotAsked);
         let continued: usize = jobs.iter().map(Job::len).sum();
         shared.count(|stats| stats.continued += continued as u64);
         // Bulkheads do not count the bytes of these messages while they wait for the claimer.
@@ -50,7 +50,7 @@ impl<D: Database> Settler<'_, D> {
     ) -> Result<(Written, HashSet<i64>), DatabaseError> {
         let shared = self.shared;
         let looks = shared.keyed_looks();
-        let (registry, read_to) = (shared.registered.registry(), shared.registered.read_to());
+        let (roster, read_to) = (shared.directory.roster(), shared.directory.read_to());
         let mut settle = Settle {
             settings: &shared.settings,
             bulkheads: &shared.bulkheads,
@@ -60,7 +60,7 @@ impl<D: Database> Settler<'_, D> {
             runs: None,
             keys: &HashMap::new(),
             closed: &[],
-            namesakes: registry.namesakes.as_ref(),
+            namesakes: roster.namesakes(),
             read_to: read_to.as_deref(),
             bytes: left_bytes(&shared.bulkheads),
             piece: self.splits.piece(),

@@ -298,7 +298,7 @@ mod tests {
     use super::*;
     use crate::relay::settlement::tests::fan_out;
 
-    /// R65: the events of one tenant to a thousand endpoints hold up no message of another tenant.
+    /// R65: the events of one tenant to a thousand members hold up no message of another tenant.
     #[test]
     fn tenants_take_turns_whatever_the_number_of_their_fan_outs() {
         let piece = Piece {

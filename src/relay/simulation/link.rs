@@ -12,7 +12,8 @@ use super::stage::{Stage, Trouble};
 use super::tables::{Changes, Now, Tables};
 use crate::error::DatabaseError;
 use crate::hand::Hand;
-use crate::relay::database::{After, Answer, Asks, Database, Published, SinceThen, Taken, Which};
+use crate::relay::database::{After, Answer, Asks, Database, Taken, Which};
+use crate::relay::endpoint_rows::{Rows, SinceThen};
 use crate::relay::gate::News;
 use crate::relay::planner::{Part, Streams, Surveyed};
 use crate::relay::registry::Registry;
@@ -20,6 +21,7 @@ use crate::relay::session::AfterRefusal;
 use crate::relay::settlement::Settlement;
 use crate::relay::settler::LOCK_TIMEOUT;
 use crate::relay::written::{Settle, Written};
+use crate::routes::Serves;
 use crate::status::ReasonCode;
 use crate::store::brief::{Locks, Tried};
 use crate::store::endpoints::AsSeen;
@@ -368,45 +370,8 @@ impl Database for Link<'_> {
         })
     }
 
-    fn registered(
-        &mut self,
-        known: &Registry,
-        _: (i64, Option<&ReadTo>),
-        waiting: &[String],
-        _: Locks,
-    ) -> Answer<Tried<SinceThen>> {
-        let is_strict = self.stage.is_strict_relay(self.process);
-        self.ask(|tables, now, _, _| tables.registered_since(known, waiting, is_strict, now.micros))
-            .map(|changes| Tried::Done((changes, None)))
-    }
-
-    fn disable(
-        &mut self,
-        seen: AsSeen<'_>,
-        (_, why): (Hand, &str),
-        _: Option<Duration>,
-    ) -> Answer<Tried<bool>> {
-        // Each row of this world is good for some relay.
-        self.stage.fall(Promise::Others, || {
-            format!("{} is disabled: {why}", seen.name)
-        });
-        Ok(Tried::Done(true))
-    }
-
-    fn tell_failing(
-        &mut self,
-        _: AsSeen<'_>,
-        failed: Option<(Duration, ReasonCode)>,
-    ) -> Answer<Tried<Failures>> {
-        let failed_for = failed.map(|(time, _)| time);
-        Ok(Tried::Done(Failures::default().after(failed_for)))
-    }
-
-    fn publish(&mut self, _: LeaseId, what: Published<'_>) -> Answer<()> {
-        match what {
-            Published::Topics(serves) => self.ask(|tables, _, _, _| tables.record_topics(serves)),
-            Published::Refusals(_) => Ok(()),
-        }
+    fn record_topics(&mut self, serves: &Serves) -> Answer<()> {
+        self.ask(|tables, _, _, _| tables.record_topics(serves))
     }
 
     fn claim(&mut self, by: Claimant<'_>, which: Which<'_>) -> Answer<Taken> {
@@ -575,7 +540,7 @@ impl Database for Link<'_> {
         self.ask(|_, _, _, _| Vec::new())
     }
 
-    fn tell_pause(&mut self, which: &str, _: Option<AsSeen<'_>>, news: News) -> Answer<Tried<()>> {
+    fn tell_pause(&mut self, which: &str, news: News) -> Answer<Tried<()>> {
         let left = |until: Instant| until.saturating_duration_since(crate::clock::now());
         let (by, left, openings) = match news {
             News::Paused(code, until) => ((Hand::Receiver, code.as_str()), until.map(left), 0),
@@ -631,5 +596,49 @@ impl Database for Link<'_> {
         })?;
         self.stage.notify();
         Ok(())
+    }
+}
+
+impl Rows for Link<'_> {
+    fn registered(
+        &mut self,
+        known: &Registry,
+        _: (i64, Option<&ReadTo>),
+        waiting: &[String],
+        _: Locks,
+    ) -> Answer<Tried<SinceThen>> {
+        let is_strict = self.stage.is_strict_relay(self.process);
+        self.ask(|tables, now, _, _| tables.registered_since(known, waiting, is_strict, now.micros))
+            .map(|changes| Tried::Done((changes, None)))
+    }
+
+    fn disable(
+        &mut self,
+        seen: AsSeen<'_>,
+        (_, why): (Hand, &str),
+        _: Option<Duration>,
+    ) -> Answer<Tried<bool>> {
+        // Each row of this world is good for some relay.
+        self.stage.fall(Promise::Others, || {
+            format!("{} is disabled: {why}", seen.name)
+        });
+        Ok(Tried::Done(true))
+    }
+
+    fn tell_failing(
+        &mut self,
+        _: AsSeen<'_>,
+        failed: Option<(Duration, ReasonCode)>,
+    ) -> Answer<Tried<Failures>> {
+        let failed_for = failed.map(|(time, _)| time);
+        Ok(Tried::Done(Failures::default().after(failed_for)))
+    }
+
+    fn publish_refusals(&mut self, _: LeaseId, _: Option<String>) -> Answer<()> {
+        Ok(())
+    }
+
+    fn tell_pause_of(&mut self, row: AsSeen<'_>, news: News) -> Answer<Tried<()>> {
+        self.tell_pause(row.name, news)
     }
 }

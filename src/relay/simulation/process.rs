@@ -29,12 +29,14 @@ use crate::relay::batch::{Answered, Gathered, telling};
 use crate::relay::builder::Dispatchers;
 use crate::relay::bulkhead::{Bulkhead, Serves};
 use crate::relay::claimer::{Claimer, SOON, Turn};
-use crate::relay::fate::Reading;
+use crate::relay::configured::Configured;
+use crate::relay::directory::{Directory, Reading};
 use crate::relay::gate::{Admission, Pass};
 use crate::relay::groups::add_groups;
 use crate::relay::heartbeat::Heartbeat;
 use crate::relay::hooks::Hooks;
 use crate::relay::job::{Job, is_expired};
+use crate::relay::keeper::EndpointKeeper;
 use crate::relay::lease_clock::LeaseClock;
 use crate::relay::planner::tests::claimed;
 use crate::relay::planner::{
@@ -42,7 +44,7 @@ use crate::relay::planner::{
 };
 use crate::relay::registration;
 use crate::relay::registry::KnownEndpoint;
-use crate::relay::run::Run;
+use crate::relay::run::{Run, Sent};
 use crate::relay::serving::{ServedEndpoint, ServedEndpoints};
 use crate::relay::settings::Settings;
 use crate::relay::settlement::{Outcomes, Settlement};
@@ -50,8 +52,10 @@ use crate::relay::settler::{Keys, Settler};
 use crate::relay::shared::{Shared, Signals};
 use crate::relay::to::To;
 use crate::relay::told::Told;
-use crate::relay::turns::{InFlight, Next, Sent};
+use crate::relay::turns::{InFlight, Next};
 use crate::relay::verdict::Verdict;
+use crate::relay::workers::Keeper;
+use crate::routes::Routes;
 use crate::status::ReasonCode;
 use crate::store::brief::Tried;
 use crate::store::relay::claim::{Batch, Claimed, Position, Stream, Topic};
@@ -124,6 +128,8 @@ struct Request {
     /// The sends of the run so far, and the turn and the destination, if the destination is registered.
     sent: Option<Sent>,
     registered: Option<(InFlight, Arc<ServedEndpoint>)>,
+    /// All endpoints, then.
+    served: Option<Arc<ServedEndpoints>>,
 }
 
 impl Request {
@@ -133,6 +139,7 @@ impl Request {
             run: None,
             sent: None,
             registered: None,
+            served: None,
         }
     }
 
@@ -171,9 +178,12 @@ impl Request {
             }
         }
         let has_ended = self.jobs.is_empty();
-        if has_ended && let Some((turn, member)) = self.registered.take() {
+        if has_ended
+            && let Some((turn, member)) = self.registered.take()
+            && let Some(served) = &self.served
+        {
             let most = member.bulkhead.limits.concurrency;
-            shared.registered.turns().ended(turn, self.sent, most);
+            served.turns().ended(turn, self.sent, most);
         }
         ended.extend(self.run.take_if(|_| has_ended).and_then(Run::settlement));
         // The send cannot fail: the other end is here.
@@ -273,12 +283,19 @@ impl Send {
     }
 }
 
+/// What the threads of a relay share, and its endpoints.
+pub(super) struct Slot {
+    shared: Shared,
+    served: Option<Arc<ServedEndpoints>>,
+}
+
 /// A relay in a process. A reload starts a second relay in the same process.
 pub(super) struct Process<'w> {
     pub(super) relay: usize,
     /// The number of the first relay in this process.
     pub(super) host: usize,
     pub(super) shared: &'w Shared,
+    served: Option<Arc<ServedEndpoints>>,
     pub(super) is_dead: bool,
     pub(super) frozen_until: Duration,
     pub(super) cut_off_until: Duration,
@@ -313,14 +330,14 @@ pub(super) struct Process<'w> {
 /// The destination that a message is for, if it is registered or the message names it.
 fn addressee(job: &Job) -> &str {
     let named = &job.message.destination;
-    job.customer.as_deref().unwrap_or(named)
+    job.member.as_deref().unwrap_or(named)
 }
 
 fn registration_of(shared: &Shared) -> Registration {
     registration(
         &shared.settings,
         "relay",
-        shared.registered.can_send(),
+        shared.directory.can_send(),
         false,
     )
 }
@@ -408,14 +425,14 @@ impl<'w> Process<'w> {
         stage: &'w Stage<'w>,
         number: usize,
         relay: usize,
-        slot: &'w OnceCell<Shared>,
+        slot: &'w OnceCell<Slot>,
     ) -> Self {
         let inbox = unbounded();
         let (stopper, stop) = bounded(0);
         let (abandoner, abandon) = bounded(0);
         let signals = Signals::new(stop, abandon).expect("a pair of sockets");
         let mut queues = Vec::new();
-        let shared = slot.get_or_init(|| {
+        let Slot { shared, served } = slot.get_or_init(|| {
             let config = config(stage, relay);
             let customers =
                 (stage.history.has_endpoints).then(|| customers(stage.history.is_strict(relay)));
@@ -425,8 +442,20 @@ impl<'w> Process<'w> {
             };
             let (bulkheads, senders) = Bulkhead::all(&config, dispatchers);
             queues = senders;
-            let registered = ServedEndpoints::new(&config, customers);
-            let settings = Settings::of(&config, registered.can_send());
+            let can_send = customers.as_ref().is_some_and(|one| one.can_send());
+            let settings = Settings::of(&config, can_send);
+            let routes = Arc::new(Routes::of(settings.serves.clone()));
+            let served = customers.map(|customers| {
+                Arc::new(ServedEndpoints::new(
+                    &config,
+                    customers,
+                    Arc::clone(&routes),
+                ))
+            });
+            let directory: Arc<dyn Directory> = match &served {
+                Some(served) => Arc::clone(served) as Arc<dyn Directory>,
+                None => Arc::new(Configured(Arc::clone(&routes))),
+            };
             let clock = match stage.broken {
                 Some(Broken::OutlivesItsSession) => {
                     LeaseClock::of(&settings).outliving_its_session()
@@ -438,14 +467,18 @@ impl<'w> Process<'w> {
                 settings,
                 source,
                 bulkheads,
-                registered,
+                (routes, directory),
                 Hooks::NONE,
                 clock,
                 signals,
             );
             shared.claim_limit = CLAIM_LIMIT;
-            shared
+            Slot { shared, served }
         });
+        let keeper: Box<dyn Keeper<Link<'w>>> = match served {
+            Some(served) => Box::new(EndpointKeeper::new(Arc::clone(served))),
+            None => Box::new(Configured(Arc::clone(&shared.routes))),
+        };
         let receivers = shared
             .bulkheads
             .iter()
@@ -466,6 +499,7 @@ impl<'w> Process<'w> {
             relay,
             host: number,
             shared,
+            served: served.clone(),
             is_dead: false,
             frozen_until: Duration::ZERO,
             cut_off_until: Duration::ZERO,
@@ -482,6 +516,7 @@ impl<'w> Process<'w> {
                 queues,
                 outcomes.clone(),
                 inbox.1.clone(),
+                keeper,
                 link(Actor::Claimer),
             )),
             has_ended: false,
@@ -509,6 +544,11 @@ impl<'w> Process<'w> {
         }
     }
 
+    /// Its endpoints, if its history has some.
+    pub(super) fn served(&self) -> Arc<ServedEndpoints> {
+        Arc::clone(self.served.as_ref().expect("a relay that knows endpoints"))
+    }
+
     /// Runs in the process of this relay, and shares its fate.
     pub(super) fn begin_beside(&mut self, old: &Self) {
         self.host = old.host;
@@ -530,8 +570,9 @@ impl<'w> Process<'w> {
         match row.registration {
             Some(OF_ROUTE) => !is_configured,
             Some(id) if is_configured => {
-                let registry = self.shared.registered.registry();
-                let named = registry.named(&row.destination);
+                let registry = self.served.as_ref().map(|served| served.registry());
+                let registry = registry.as_ref();
+                let named = registry.and_then(|one| one.named(&row.destination));
                 named.is_some_and(|one| one.registration == id)
             }
             _ => false,
@@ -595,13 +636,15 @@ impl<'w> Process<'w> {
             }
             // Endpoints share a few threads.
             None => {
-                let registered = &self.shared.registered;
-                let registry = registered.registry();
+                let Some(served) = &self.served else {
+                    return false;
+                };
+                let registry = served.registry();
                 let pool = self.sending.last().zip(self.shared.bulkheads.last());
                 let is_full =
                     pool.is_some_and(|(pool, threads)| pool.busy >= threads.limits.concurrency);
                 let customer = registry.named(destination);
-                customer.is_some_and(|one| is_full || registered.turns().has(one.id))
+                customer.is_some_and(|one| is_full || served.turns().has(one.id))
             }
         }
     }
@@ -678,11 +721,12 @@ impl<'w> Process<'w> {
                 let sending = &self.sending[number];
                 let bulkhead = &self.shared.bulkheads[number];
                 let is_free = sending.busy < bulkhead.limits.concurrency;
-                if matches!(bulkhead.serves, Serves::Registered) {
-                    let registered = &self.shared.registered;
-                    let is_called = !registered.bell.ear.is_empty();
+                if let Some(served) = &self.served
+                    && matches!(bulkhead.serves, Serves::Members(_))
+                {
+                    let is_called = !served.bell.ear.is_empty();
                     let continues = !sending.going_on.is_empty();
-                    return match registered.turns().waiting() {
+                    return match served.turns().waiting() {
                         _ if continues => Some(now),
                         0 => None,
                         _ if !is_free => None,
@@ -1023,16 +1067,17 @@ impl<'w> Stage<'w> {
     fn is_of_endpoint(&self, number: usize, which: usize) -> bool {
         let processes = self.processes.borrow();
         let bulkhead = &processes[number].shared.bulkheads[which];
-        matches!(bulkhead.serves, Serves::Registered)
+        matches!(bulkhead.serves, Serves::Members(_))
     }
 
     /// Runs a thread of the pool for endpoints.
     fn run_pool(&self, number: usize, which: usize) {
-        let (shared, outcomes) = {
+        let (shared, served, outcomes) = {
             let processes = self.processes.borrow();
-            (processes[number].shared, processes[number].outcomes.clone())
+            let process = &processes[number];
+            (process.shared, process.served(), process.outcomes.clone())
         };
-        while shared.registered.bell.ear.try_recv().is_ok() {}
+        while served.bell.ear.try_recv().is_ok() {}
         let release_unsent = |job: Job| {
             let verdict = job.release_unsent();
             let settlement = Settlement::unsent(job, &shared.bulkheads, verdict);
@@ -1047,7 +1092,7 @@ impl<'w> Stage<'w> {
         if let Some(request) = going_on {
             return self.send_to_endpoints((number, which), request, None);
         }
-        let next = match shared.next_turn(&shared.bulkheads[which]) {
+        let next = match served.next_turn(shared, &shared.bulkheads[which]) {
             Next::Nothing(until) => {
                 let processes = self.processes.borrow();
                 until.map_or(Duration::MAX, |until| {
@@ -1059,33 +1104,36 @@ impl<'w> Stage<'w> {
                 now
             }
             Next::Send(job, pass, in_flight) => {
-                let registry = shared.registered.registry();
-                let pool = shared.registered.pool();
+                let registry = served.registry();
+                let pool = served.pool();
                 let member = match job.to {
-                    To::Registered(id) => pool.get(&id),
+                    To::Member(id) => pool.get(&id),
                     _ => None,
                 };
-                if let Some(ServedEndpoint { customer, bulkhead }) = member.map(AsRef::as_ref)
+                if let Some(ServedEndpoint {
+                    customer, bulkhead, ..
+                }) = member.map(AsRef::as_ref)
                     && self.broken == Some(Broken::PrefersOne)
                     && self.history.has_crowd
                     && REGISTERED[1..].contains(&&*customer.name)
                     && let Some(preferred) = registry.named(REGISTERED[0])
-                    && shared.registered.turns().has(preferred.id)
+                    && served.turns().has(preferred.id)
                 {
                     bulkhead.gate.return_pass(&pass);
-                    shared.registered.turns().ended(in_flight, None, 1);
-                    return shared.registered.put(vec![job]);
+                    served.turns().ended(in_flight, None, 1);
+                    return served.put(vec![job]);
                 }
                 match member.map(Arc::clone) {
                     Some(member) => {
                         let request = Request {
                             registered: Some((in_flight, member)),
+                            served: Some(Arc::clone(&served)),
                             ..Request::of_run(Run::begin(job))
                         };
                         self.send_to_endpoints((number, which), request, Some(pass));
                     }
                     None => {
-                        shared.registered.turns().ended(in_flight, None, 1);
+                        served.turns().ended(in_flight, None, 1);
                         release_unsent(job);
                     }
                 }
@@ -1102,14 +1150,15 @@ impl<'w> Stage<'w> {
         request: Request,
         pass: Option<Pass>,
     ) {
-        let (shared, outcomes) = {
+        let (shared, served, outcomes) = {
             let processes = self.processes.borrow();
-            (processes[number].shared, processes[number].outcomes.clone())
+            let process = &processes[number];
+            (process.shared, process.served(), process.outcomes.clone())
         };
         let (_, member) = request.registered.as_ref().expect("a turn");
         let member = Arc::clone(member);
         let (customer, gate) = (&member.customer, &member.bulkhead.gate);
-        let pool = shared.registered.pool();
+        let pool = served.pool();
         let now = pool.get(&customer.id).filter(|one| !one.customer.is_held());
         let is_same = pass.is_some() || now.is_some_and(|one| Arc::ptr_eq(one, &member));
         let pass = pass.or_else(|| match gate.try_pass(clock::now()) {
@@ -1197,9 +1246,10 @@ impl<'w> Stage<'w> {
                 .begin_handling(job.lease, Claim::of(&job.message));
         }
         if request.registered.is_some() {
-            let registry = shared.registered.registry();
+            let served = self.processes.borrow()[number].served();
+            let registry = served.registry();
             self.check_fairness(name, lasts, |name| {
-                let turns = shared.registered.turns();
+                let turns = served.turns();
                 (registry.named(name)).is_some_and(|one| turns.awaits_first(one.id))
             });
         }
@@ -1473,6 +1523,7 @@ impl<'w> Stage<'w> {
             run,
             sent,
             registered,
+            served,
         } = request;
         let took = clock::since(began);
         let telling = telling(jobs.iter().map(Job::len), &answers).expect("a request has messages");
@@ -1540,6 +1591,7 @@ impl<'w> Stage<'w> {
                     run: Some(run),
                     sent: Some(sent),
                     registered,
+                    served,
                 };
                 let sending = &mut self.processes.borrow_mut()[process].sending[number];
                 return sending.going_on.push_back(request);
@@ -1552,7 +1604,8 @@ impl<'w> Stage<'w> {
             sending.alone.extend(answered.alone);
         }
         if let Some((turn, member)) = registered {
-            shared.sent_to_endpoints(member.customer.id, bulkhead);
+            let served = served.expect("a relay that knows endpoints");
+            served.sent(shared, member.customer.id, bulkhead);
             if self.broken != Some(Broken::LosesTurns) {
                 let most = bulkhead.limits.concurrency;
                 let sent = match self.broken {
@@ -1563,7 +1616,7 @@ impl<'w> Stage<'w> {
                     },
                     _ => sent,
                 };
-                shared.registered.turns().ended(turn, Some(sent), most);
+                served.turns().ended(turn, Some(sent), most);
             }
         }
         for mut settlement in settled {
@@ -1639,7 +1692,7 @@ fn a_claimer_that_hears_of_more_than_a_queue_takes_asks_to_be_rung_for_room() {
         claimed,
         ..Batch::default()
     };
-    let jobs = shared.took(batch, LeaseId(1), |_| Reading::Released);
+    let jobs = shared.took(batch, LeaseId(1), |_| Reading::NotAsked);
     shared.tell_claimer(Told::Continued(jobs));
     process.pass_on_entries(None);
     let claimer = process.claimer.as_mut().expect("the claimer is idle");
@@ -1661,12 +1714,12 @@ fn a_destination_that_another_tenant_gets_has_another_number() {
     let stage = Stage::new(&history, None, &slots, false);
     stage.set_clocks(Duration::ZERO);
     let process = Process::new(&stage, 0, 0, &slots[0]);
-    let (shared, registered) = (process.shared, &process.shared.registered);
+    let (shared, registered) = (process.shared, process.served());
     let number_now = || {
         let changes =
             (stage.tables.borrow()).registered_since(&registered.registry(), &[], false, 0);
         let pool = shared.bulkheads.last().expect("the pool");
-        registered.change(changes.expect("changes"), pool, &shared.routes);
+        registered.change(changes.expect("changes"), pool);
         registered.registry().named("x").expect("registered").id
     };
     stage.tables.borrow_mut().put("x", true, 0);
@@ -1693,14 +1746,14 @@ fn a_relay_whose_settings_refuse_a_destination_knows_that_it_skips_messages() {
     stage.tables.borrow_mut().put(REGISTERED[0], true, 0);
     for (relay, slot) in slots.iter().enumerate() {
         let process = Process::new(&stage, relay, relay, slot);
-        let (shared, registered) = (process.shared, &process.shared.registered);
+        let (shared, registered) = (process.shared, process.served());
         let changes =
             (stage.tables.borrow()).registered_since(&registered.registry(), &[], false, 0);
         let pool = shared.bulkheads.last().expect("the pool");
-        registered.change(changes.expect("changes"), pool, &shared.routes);
+        registered.change(changes.expect("changes"), pool);
         let registry = registered.registry();
         let one = registry.named(REGISTERED[0]).expect("registered");
-        assert_eq!(one.verifier.is_none(), history.is_strict(relay));
+        assert_eq!(!one.is_unverified, history.is_strict(relay));
         assert!(!one.is_enabled(), "relay {relay}");
     }
 }
@@ -1713,8 +1766,7 @@ fn play(shared: &Shared, began: Instant, mut views: impl FnMut(u64) -> View) -> 
         moment: Duration::from_millis(250),
     };
     let names = shared.bulkheads.iter().map(|bulkhead| &*bulkhead.name);
-    let mut planner = Planner::new(began, timing, &shared.routes, names.collect());
-    planner.hear(Report::Registered(shared.registered.registry()));
+    let mut planner = Planner::new(began, timing, shared.directory.roster(), names.collect());
     let stream = |is_keyed| streams::Found {
         stream: Stream {
             topic: Topic::new("c", REGISTERED[1]),
@@ -1796,14 +1848,14 @@ fn recorded_views_lead_to_the_same_steps_when_they_are_played_again() {
     let stage = Stage::new(&history, None, &slots, false);
     stage.set_clocks(Duration::ZERO);
     let process = Process::new(&stage, 0, 0, &slots[0]);
-    let (shared, registered) = (process.shared, &process.shared.registered);
+    let (shared, registered) = (process.shared, process.served());
     stage.tables.borrow_mut().put(REGISTERED[1], true, 0);
     let changes = (stage.tables.borrow()).registered_since(&registered.registry(), &[], false, 0);
     let all = shared.bulkheads.last().expect("the threads");
-    registered.change(changes.expect("changes"), all, &shared.routes);
+    registered.change(changes.expect("changes"), all);
     let pool = registered.pool();
     let (id, member) = pool.iter().next().expect("one destination");
-    let (to, lease) = (To::Registered(*id), LeaseId(1));
+    let (to, lease) = (To::Member(*id), LeaseId(1));
     let doors = shared.bulkheads.iter().map(|_| Door {
         room: 100,
         is_open: true,
@@ -1816,12 +1868,17 @@ fn recorded_views_lead_to_the_same_steps_when_they_are_played_again() {
     };
     let mut views: Vec<View> = Vec::new();
     let began = clock::now();
+    let prefetched = || shared.prefetched([to].into_iter());
     let live = play(shared, began, |number| {
         // Sends get slower and faster, and messages come and go.
         (member.bulkhead).learn(Duration::from_millis(1 + (number * 37) % 400));
         match number % 3 {
             0 => (shared.custody).began(lease, [(claim(number), to)].into_iter()),
-            1 => (shared.custody).settled(lease, [(claim(number - 1), to)].into_iter(), &pool),
+            1 => (shared.custody).settled(
+                lease,
+                [(claim(number - 1), to)].into_iter(),
+                &prefetched(),
+            ),
             _ => {}
         }
         views.push(View {
@@ -1829,7 +1886,7 @@ fn recorded_views_lead_to_the_same_steps_when_they_are_played_again() {
             lease: Some(lease),
             may_send: true,
             doors: doors.clone(),
-            registered: shared.rooms(),
+            rooms: shared.rooms(),
             room_to_split: 10,
             is_queue_full: false,
             left_to_claim: None,
@@ -1845,6 +1902,6 @@ fn recorded_views_lead_to_the_same_steps_when_they_are_played_again() {
     let again = play(shared, began, |_| recorded.next().expect("a view"));
     assert_eq!(live, again);
     assert!(live.iter().any(|step| step.contains("Lanes")), "{live:?}");
-    let rooms: BTreeSet<usize> = views.iter().map(|view| view.registered.of(*id)).collect();
+    let rooms: BTreeSet<usize> = views.iter().map(|view| view.rooms.of(*id)).collect();
     assert!(rooms.len() > 1, "the room has changed: {rooms:?}");
 }

@@ -26,7 +26,7 @@ use crate::clock::simulated;
 use crate::config::Verification;
 use crate::hand::Hand;
 use crate::relay::settlement::Settlement;
-use crate::relay::shared::Shared;
+use crate::relay::simulation::process::Slot;
 use crate::relay::written::Settle;
 use crate::store::operate::why::WaitReason;
 use crate::store::relay::lease::LeaseId;
@@ -232,7 +232,7 @@ pub(super) struct Stage<'w> {
     backends: RefCell<Vec<usize>>,
     queue: RefCell<BinaryHeap<Reverse<Queued>>>,
     order: Cell<u64>,
-    slots: &'w [OnceCell<Shared>],
+    slots: &'w [OnceCell<Slot>],
     /// [`Stage::strike`] drops them: they refer to the stage, and must not be dropped with it.
     pub(super) processes: ManuallyDrop<RefCell<Vec<Process<'w>>>>,
     transactions: RefCell<Vec<Transaction>>,
@@ -264,7 +264,7 @@ impl<'w> Stage<'w> {
     pub(super) fn new(
         history: &'w History,
         broken: Option<Broken>,
-        slots: &'w [OnceCell<Shared>],
+        slots: &'w [OnceCell<Slot>],
         tells: bool,
     ) -> Self {
         let mut rng = Rng::with_seed(history.seed ^ 0x9e37_79b9_7f4a_7c15);
@@ -1100,10 +1100,15 @@ impl<'w> Stage<'w> {
 
     /// Asks the endpoints that are not verified.
     fn verify(&self, number: usize) {
-        let (shared, is_dead, frozen_until) = {
+        let (shared, served, is_dead, frozen_until) = {
             let processes = self.processes.borrow();
             let process = &processes[number];
-            (process.shared, process.is_dead, process.frozen_until)
+            (
+                process.shared,
+                process.served(),
+                process.is_dead,
+                process.frozen_until,
+            )
         };
         if is_dead || shared.is_stopping() {
             return;
@@ -1113,7 +1118,7 @@ impl<'w> Stage<'w> {
         if frozen_until > now || self.server(number, Actor::Claimer).is_none() {
             return;
         }
-        let mut unverified = shared.registered.registry().unverified.clone();
+        let mut unverified = served.registry().unverified.clone();
         unverified.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         for one in unverified {
             let (of, now) = ((&*one.name, one.stamp), self.database_now().micros);

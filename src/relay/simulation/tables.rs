@@ -18,6 +18,7 @@ use crate::endpoint::Endpoint;
 use crate::hand::Hand;
 use crate::message::replays::replayed;
 use crate::message::{Message, Sequence};
+use crate::relay::directory::Roster;
 use crate::relay::planner::Part;
 use crate::relay::registry::Registry;
 use crate::relay::serving;
@@ -587,7 +588,7 @@ impl Tables {
         let removed = removed.collect();
         let registrations = self.registrations();
         let has_same_records = removed == known.removed && registrations == known.registrations;
-        if self.registered.is_empty() && !known.is_in_use() && has_same_records {
+        if self.registered.is_empty() && known.is_empty() && has_same_records {
             return None;
         }
         let mut rows = Vec::new();

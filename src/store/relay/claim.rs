@@ -9,6 +9,7 @@
 mod tests;
 
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::time::Instant;
 
 use diesel::dsl::{AsSelect, AssumeNotNull, Eq, SqlTypeOf, array, exists};
@@ -27,7 +28,6 @@ use diesel::{PgConnection, select, update};
 
 use super::lease::{LeaseId, at_work};
 use super::namesakes::{Namesakes, is_not_left};
-use super::registrations::{self, ReadTo};
 use super::settle::MOST_ATTEMPTS;
 use crate::message::{MAX_ROW_BYTES, Message};
 use crate::name::OutboxName;
@@ -144,6 +144,18 @@ pub(crate) trait Runs {
     fn goes_along(&self, first: &Message, topic: &str) -> bool;
 }
 
+/// Up to where a relay has read its members: what statements find out about later changes.
+pub(crate) trait Reads: Debug + Send + Sync {
+    /// For claims: a number for the members that are new; null: there are none.
+    fn seen<'a>(&'a self, name: &OutboxName) -> On<'a, outbox::table, Nullable<BigInt>>;
+
+    /// For surveys: a number for all changes; null: there are none.
+    fn changed<'a>(&'a self, name: &OutboxName) -> On<'a, NoFromClause, Nullable<BigInt>>;
+
+    /// Whether this was read from the server that was started at this time.
+    fn is_of(&self, server: i64) -> bool;
+}
+
 /// The relay that claims.
 #[derive(Clone, Copy)]
 pub(crate) struct Claimant<'a> {
@@ -156,8 +168,8 @@ pub(crate) struct Claimant<'a> {
     pub(crate) runs: Option<&'a dyn Runs>,
     /// Which messages are left to other relays, if some may be.
     pub(crate) namesakes: Option<&'a Namesakes>,
-    /// Up to where the relay has read the changes of endpoints, if it sends to some.
-    pub(crate) read_to: Option<&'a ReadTo>,
+    /// Up to where the relay has read its members, if it has any.
+    pub(crate) read_to: Option<&'a dyn Reads>,
 }
 
 impl Claimant<'_> {
@@ -518,7 +530,10 @@ fn taken<'a>(name: &OutboxName, claimant: Claimant<'a>) -> Taken<'a> {
     (
         live::LiveRow::as_returning(),
         outbox::locked_at.assume_not_null(),
-        registrations::seen(name, claimant.read_to),
+        match claimant.read_to {
+            Some(read_to) => read_to.seen(name),
+            None => Box::new(None::<i64>.into_sql::<Nullable<BigInt>>()),
+        },
     )
 }
 

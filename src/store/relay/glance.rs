@@ -4,15 +4,16 @@ use diesel::dsl::{array, exists, not, sql, sum};
 use diesel::internal::table_macro::NoFromClause;
 use diesel::pg::data_types::{PgInterval, PgTimestamp};
 use diesel::prelude::{
-    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl,
+    BoolExpressionMethods, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl,
+    RunQueryDsl,
 };
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Integer, Interval, Nullable, Text, Timestamptz};
 use diesel::{PgConnection, select};
 
+use super::claim::Reads;
 use super::lease::{LeaseId, at_work, is_not_over, leases, stands_by};
 use super::pause::{Paused, is_pause, pauses};
-use super::registrations::{self, ReadTo};
 use super::topics::is_recorded;
 use crate::name::OutboxName;
 use crate::store::sql::{
@@ -37,7 +38,7 @@ pub(crate) struct Glance {
     pub(crate) is_any_over: bool,
 }
 
-/// Numbers that change with the rows of endpoints, and with what the relays of an outbox serve.
+/// Numbers that change with the members, and with what the relays of an outbox serve.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Marks {
     pub(crate) destinations: Option<i64>,
@@ -86,7 +87,7 @@ pub(crate) fn at_all(
     conn: &mut PgConnection,
     name: &OutboxName,
     id: LeaseId,
-    read_to: Option<&ReadTo>,
+    read_to: Option<&dyn Reads>,
 ) -> QueryResult<(Glance, Pauses, Marks)> {
     let asked = (of_leases(name, id), of_pauses(name), marks(name, read_to));
     let (leases, pauses, marks): (OfLeases, OfPauses, OfMarks) = select(asked).get_result(conn)?;
@@ -196,7 +197,7 @@ type AskedOfMarks<'a> = (
 );
 
 /// Text: hashes of times and of JSON.
-fn marks<'a>(name: &OutboxName, read_to: Option<&'a ReadTo>) -> AskedOfMarks<'a> {
+fn marks<'a>(name: &OutboxName, read_to: Option<&'a dyn Reads>) -> AskedOfMarks<'a> {
     let of_lease = "sum(pg_catalog.hashtext(pg_catalog.concat_ws(' ', lease.id, lease.serves, lease.refuses)))";
     let served = leases(name)
         .filter(is_not_over())
@@ -205,7 +206,10 @@ fn marks<'a>(name: &OutboxName, read_to: Option<&'a ReadTo>) -> AskedOfMarks<'a>
     let topics = topic::table(name.topic()).filter(is_recorded());
     let topics = topics.select(sum(hashtext(topic::pattern)));
     (
-        registrations::changed(name, read_to),
+        match read_to {
+            Some(read_to) => read_to.changed(name),
+            None => Box::new(None::<i64>.into_sql::<Nullable<BigInt>>()),
+        },
         Box::new(served.single_value()),
         Box::new(topics.single_value()),
     )

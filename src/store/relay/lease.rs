@@ -158,7 +158,7 @@ pub(crate) fn register(
     })
 }
 
-/// Records which endpoints the relay of this lease refuses.
+/// Records which members the relay of this lease refuses.
 pub(crate) fn publish_refusals(
     conn: &mut PgConnection,
     name: &OutboxName,

@@ -1,4 +1,4 @@
-//! Messages for a configured and an endpoint of the same name. Both name the same destination; the
+//! Messages for a configured destination and a member of the same name. Both name the same destination; the
 //! registration that a message is addressed to says which of the two is meant.
 
 use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods};
@@ -7,7 +7,7 @@ use uuid::Uuid;
 use crate::store::sql::On;
 use crate::store::table::candidate;
 
-/// Stands for a registration where a message is for a configured destination, although a registered one has its name.
+/// Stands for a registration where a message is for a configured destination, although a member has its name.
 pub(crate) const OF_ROUTE: Uuid = Uuid::nil();
 
 /// What decides which messages a relay leaves to others because of their registrations.
@@ -15,9 +15,9 @@ pub(crate) const OF_ROUTE: Uuid = Uuid::nil();
 pub(crate) struct Namesakes {
     /// The destinations of this relay's settings.
     pub(crate) configured: Vec<String>,
-    /// The registrations of the endpoints that have one of these names.
+    /// The registrations of the members that have one of these names.
     pub(crate) registered: Vec<Uuid>,
-    /// The names of the endpoints that other relays have in their settings, and this one has not.
+    /// The names of the members that other relays have in their settings, and this one has not.
     pub(crate) elsewhere: Vec<String>,
 }
 

@@ -16,6 +16,7 @@ use uuid::Uuid;
 use super::failing::{Turn, Turned};
 use super::pause::{self, Pausable};
 use super::settle::Failed;
+use super::witness::Witness;
 use crate::hand::Hand;
 use crate::message::{Message, digest};
 use crate::name::OutboxName;
@@ -97,58 +98,68 @@ pub(crate) fn disable(
     Ok(is_disabled)
 }
 
-/// Pauses an endpoint until it is resumed, and writes an event unless the endpoint was paused so before.
-pub(crate) fn pause(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    destination: &str,
-    reason: &str,
-) -> QueryResult<()> {
-    let kind = Pausable::Destination;
-    let by = (Hand::Receiver, reason);
-    if pause::pause(conn, name, kind, destination, by, None, 0)? {
-        write(conn, name, PAUSED, destination, json!({ "reason": reason }))?;
-    }
-    Ok(())
-}
+/// Writes events.
+#[derive(Debug)]
+pub(crate) struct OwnEvents;
 
-/// Records that a breaker is open, and writes an event if the breaker was closed before. A failed probe does not open
-/// the breaker again. So a failing endpoint that gets the event of its own breaker gets only one.
-pub(crate) fn open_breaker(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    destination: &str,
-    left: Duration,
-    openings: u32,
-) -> QueryResult<()> {
-    if !pause::open_breaker(conn, name, destination, left, openings)? {
-        return Ok(());
+impl Witness for OwnEvents {
+    /// Counts the dead letters in the event of their endpoint and minute. A dead-lettered event is not counted: that would
+    /// never end.
+    fn buried(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        messages: &[&Message],
+        dead: &[Failed],
+        buried: &[i64],
+    ) -> QueryResult<()> {
+        let buried: HashSet<i64> = buried.iter().copied().collect();
+        let is_counted = |one: &&&Message| buried.contains(&one.sequence.0) && !is_own(&one.topic);
+        let counted = messages.iter().filter(is_counted);
+        let counted: HashSet<i64> = counted.map(|one| one.sequence.0).collect();
+        let mut counts = BTreeMap::new();
+        for one in dead
+            .iter()
+            .filter(|one| counted.contains(&one.claim.sequence) && one.is_dead_letter())
+        {
+            *counts.entry(&*one.destination).or_default() += 1;
+        }
+        add(conn, name, counts)
     }
-    let until: Option<PgTimestamp> = pause::open_until(conn, name, destination)?;
-    let facts = json!({ "until": until.map(rfc3339) });
-    write(conn, name, OPENED, destination, facts)
-}
 
-/// Counts these dead letters in the event of their endpoint and minute. A dead-lettered event is not counted: that
-/// would never end.
-pub(crate) fn count_dead<'a>(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    messages: impl Iterator<Item = &'a Message>,
-    dead: &[Failed],
-    buried: &[i64],
-) -> QueryResult<()> {
-    let buried: HashSet<i64> = buried.iter().copied().collect();
-    let counted = messages.filter(|one| buried.contains(&one.sequence.0) && !is_own(&one.topic));
-    let counted: HashSet<i64> = counted.map(|one| one.sequence.0).collect();
-    let mut counts = BTreeMap::new();
-    for one in dead
-        .iter()
-        .filter(|one| counted.contains(&one.claim.sequence) && one.is_dead_letter())
-    {
-        *counts.entry(&*one.destination).or_default() += 1;
+    fn pause(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        destination: &str,
+        why: ReasonCode,
+    ) -> QueryResult<()> {
+        let kind = Pausable::Destination;
+        let by = (Hand::Receiver, why.as_str());
+        if pause::pause(conn, name, kind, destination, by, None, 0)? {
+            let facts = json!({ "reason": why.as_str() });
+            write(conn, name, PAUSED, destination, facts)?;
+        }
+        Ok(())
     }
-    add(conn, name, counts)
+
+    /// A failed probe does not open the breaker again. So a failing endpoint that gets the event of its own breaker gets
+    /// only one.
+    fn open_breaker(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        destination: &str,
+        lasts: Duration,
+        openings: u32,
+    ) -> QueryResult<()> {
+        if !pause::open_breaker(conn, name, destination, lasts, openings)? {
+            return Ok(());
+        }
+        let until: Option<PgTimestamp> = pause::open_until(conn, name, destination)?;
+        let facts = json!({ "until": until.map(rfc3339) });
+        write(conn, name, OPENED, destination, facts)
+    }
 }
 
 /// Adds to the events of this minute, which are due at its end. A relay may write payloads, but not change them: so an

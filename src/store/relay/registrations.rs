@@ -9,14 +9,15 @@ use diesel::internal::table_macro::NoFromClause;
 use diesel::pg::Pg;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    BoolExpressionMethods, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl,
-    RunQueryDsl, TextExpressionMethods,
+    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl,
+    TextExpressionMethods,
 };
 use diesel::query_builder::{AstPass, QueryFragment, QueryId};
 use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Bool, Nullable, Text, Timestamptz};
 use diesel::{PgConnection, delete};
 
+use super::claim::Reads;
 use crate::name::OutboxName;
 use crate::store::sql::{On, clock_timestamp, coalesce, hashtext};
 use crate::store::statement::statement;
@@ -34,11 +35,6 @@ pub(crate) struct ReadTo {
 }
 
 impl ReadTo {
-    /// Whether this was read from the server that was started at this time.
-    pub(crate) fn is_of(&self, server: i64) -> bool {
-        self.server.0 == server
-    }
-
     /// Whether both were read from the same server.
     pub(crate) fn is_of_server_of(&self, other: &Self) -> bool {
         self.server == other.server
@@ -92,31 +88,24 @@ macro_rules! number_of {
     };
 }
 
-/// For claims: a number for the endpoints that were registered since; null: there are none.
-pub(super) fn seen<'a>(
-    name: &OutboxName,
-    read_to: Option<&'a ReadTo>,
-) -> On<'a, outbox::table, Nullable<BigInt>> {
-    match read_to {
-        Some(read_to) => Box::new(number_of!(name, IsNew(read_to).and(registration::is_new))),
-        None => Box::new(None::<i64>.into_sql::<Nullable<BigInt>>()),
+impl Reads for ReadTo {
+    fn seen<'a>(&'a self, name: &OutboxName) -> On<'a, outbox::table, Nullable<BigInt>> {
+        Box::new(number_of!(name, IsNew(self).and(registration::is_new)))
     }
-}
 
-/// A number for the changes since, also for old secrets that have stopped signing; null: there are none.
-pub(super) fn changed<'a>(
-    name: &OutboxName,
-    read_to: Option<&'a ReadTo>,
-) -> On<'a, NoFromClause, Nullable<BigInt>> {
-    let Some(read_to) = read_to else {
-        return Box::new(None::<i64>.into_sql::<Nullable<BigInt>>());
-    };
-    let ended = endpoint::table(name.endpoint())
-        .filter(has_ended(read_to))
-        .select(sum(hashtext(endpoint::name)));
-    let ended = coalesce(ended.single_value(), 0);
-    let changed = coalesce(number_of!(name, IsNew(read_to)), 0);
-    Box::new((changed + ended).nullable())
+    /// Also for old secrets that have stopped signing.
+    fn changed<'a>(&'a self, name: &OutboxName) -> On<'a, NoFromClause, Nullable<BigInt>> {
+        let ended = endpoint::table(name.endpoint())
+            .filter(has_ended(self))
+            .select(sum(hashtext(endpoint::name)));
+        let ended = coalesce(ended.single_value(), 0);
+        let changed = coalesce(number_of!(name, IsNew(self)), 0);
+        Box::new((changed + ended).nullable())
+    }
+
+    fn is_of(&self, server: i64) -> bool {
+        self.server.0 == server
+    }
 }
 
 /// The old secrets of the endpoint have stopped signing since.

@@ -362,8 +362,8 @@ fn note_attempts(name: &OutboxName, rows: &str, attempt: &str) -> String {
 /// A message is its sequence and its id. If an old dead letter has both, because an emptied outbox was filled once more
 /// with the same rows, that letter stays: otherwise the message could never be settled, and would be sent for ever.
 ///
-/// A message whose endpoint was removed ends as a cancelled one does, in the ledger only: nobody could
-/// requeue it, and a customer who adds and removes endpoints would fill the table of dead letters.
+/// A message whose destination was removed ends as a cancelled one does, in the ledger only: nobody could
+/// requeue it, and who adds and removes destinations would fill the table of dead letters.
 ///
 /// A call is repeated if the database's answer was lost. If an operator has requeued a message and the same lease has
 /// claimed it again meanwhile, the repeat leaves the message unchanged.

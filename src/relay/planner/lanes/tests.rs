@@ -6,8 +6,9 @@ use std::sync::LazyLock;
 use super::super::database_clock::DatabaseClock;
 use super::*;
 use crate::config::{Config, Destination, Route};
+use crate::relay::configured::Configured;
+use crate::relay::directory::Roster;
 use crate::relay::pace::REST;
-use crate::relay::registry::Registry;
 use crate::routes::Routes;
 
 fn stream(topic: &str) -> Stream {
@@ -130,13 +131,13 @@ fn tenants_take_turns_however_many_lanes_each_has() {
     let mut number = 0;
     let way = |_: &Topic| {
         number += 1;
-        To::Registered(number - 1)
+        To::Member(number - 1)
     };
     let way = std::cell::RefCell::new(way);
     lanes.take_over(all(&names), |topic| (way.borrow_mut())(topic), unknown());
     let of_small = 700;
     let tenant = |to| {
-        Some(if to == To::Registered(of_small) {
+        Some(if to == To::Member(of_small) {
             small
         } else {
             large
@@ -148,7 +149,7 @@ fn tenants_take_turns_however_many_lanes_each_has() {
         let known = lanes
             .lanes
             .iter()
-            .find(|one| one.to == To::Registered(of_small));
+            .find(|one| one.to == To::Member(of_small));
         let stream = &known.expect("its lane").stream;
         assert!(asked.iter().any(|lane| lane.stream == *stream));
     }
@@ -187,11 +188,11 @@ fn lanes_of_no_tenant_keep_no_tenant_from_its_turn() {
     let number = std::cell::Cell::new(0);
     let way = |_: &Topic| {
         number.set(number.get() + 1);
-        To::Registered(number.get())
+        To::Member(number.get())
     };
     lanes.take_over(all(&names), way, unknown());
-    let tenant = |to| (to == To::Registered(150)).then(|| Uuid::from_u128(1));
-    let of_tenant = lanes.lanes.iter().find(|one| one.to == To::Registered(150));
+    let tenant = |to| (to == To::Member(150)).then(|| Uuid::from_u128(1));
+    let of_tenant = lanes.lanes.iter().find(|one| one.to == To::Member(150));
     let stream = of_tenant.expect("its lane").stream.clone();
     let asked = (0..40).filter(|_| {
         let asked = lanes.allot(unknown(), |_| 10, tenant, false);
@@ -400,8 +401,8 @@ fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something(
 
 /// The way of each topic by the routes of these settings.
 fn by(config: &Config) -> impl Fn(&Topic) -> To {
-    let routes = Routes::new(config);
-    move |topic| To::of(&routes, &Registry::default(), topic)
+    let roster = Configured(Arc::new(Routes::new(config)));
+    move |topic| roster.way(topic)
 }
 
 #[test]
@@ -515,7 +516,7 @@ fn a_lane_of_an_endpoint_is_asked_when_its_first_message_is_due() {
         seen.found[0].first = Position::of_time(first);
         seen
     };
-    let registered = |_: &Topic| To::Registered(1);
+    let registered = |_: &Topic| To::Member(1);
     lanes.take_over(seen(2_000_000), registered, at(1_000_000));
     let early = at(1_000_001);
     assert_eq!(lanes.allot(early, |_| 10, |_| None, false), []);

@@ -333,7 +333,7 @@ impl<'a, D: Database> Side<'a, D> {
                         message: Box::new(message),
                         lease,
                         to: To::Bulkhead(0),
-                        customer: None,
+                        member: None,
                         registration: None,
                         unsent: None,
                         behind: Vec::new(),
@@ -392,13 +392,13 @@ impl<'a, D: Database> Side<'a, D> {
             }
             Ask::Pause(which, lasts) => {
                 let until = lasts.map(|lasts| (self.now)() + pause_turns(lasts));
-                told(db.tell_pause(which, None, News::Paused(ReasonCode::RateLimited, until))?)
+                told(db.tell_pause(which, News::Paused(ReasonCode::RateLimited, until))?)
             }
             Ask::Open(which, lasts, openings) => {
                 let until = (self.now)() + pause_turns(*lasts);
-                told(db.tell_pause(which, None, News::Opened(until, *openings))?)
+                told(db.tell_pause(which, News::Opened(until, *openings))?)
             }
-            Ask::Recover(which) => told(db.tell_pause(which, None, News::Recovered)?),
+            Ask::Recover(which) => told(db.tell_pause(which, News::Recovered)?),
             Ask::TakeProbe(which, hold) => {
                 told(match db.take_probe(which, pause_turns(*hold))? {
                     Tried::Done((is_ours, pauses)) => Tried::Done((is_ours, told_pauses(pauses))),

@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::select;
 
-use super::{Desk, SenderThread};
+use super::bulkhead::Bulkhead;
+use super::gate::{Admission, Pass, Standing};
+use super::job::Job;
+use super::metrics::Dispatches;
+use super::run::{Run, Sent};
+use super::sender::{Desk, SenderThread};
+use super::serving::{ServedEndpoint, ServedEndpoints};
+use super::settlement::{NobodyListens, Outcomes, Settlement};
+use super::shared::Shared;
+use super::to::To;
+use super::turns::Next;
 use crate::clock;
 use crate::log;
-use crate::relay::bulkhead::Bulkhead;
-use crate::relay::gate::{Admission, Pass, Standing};
-use crate::relay::job::Job;
-use crate::relay::metrics::Dispatches;
-use crate::relay::run::Run;
-use crate::relay::serving::{ServedEndpoint, ServedEndpoints};
-use crate::relay::settlement::{NobodyListens, Outcomes, Settlement};
-use crate::relay::shared::Shared;
-use crate::relay::to::To;
-use crate::relay::turns::{Next, Sent};
 
 /// An idle thread checks for work again after this time.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
@@ -31,8 +31,13 @@ const LOOK_AFTER: Duration = Duration::from_millis(50);
 const SHORT_WAIT: Duration = Duration::from_millis(100);
 
 /// Starts the threads with the first message, more of them while sends last, and waits for their end.
-pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
-    let ServedEndpoints { bell, begins, .. } = &shared.registered;
+pub(super) fn run(
+    served: &ServedEndpoints,
+    shared: &Arc<Shared>,
+    all: &Bulkhead,
+    outcomes: &Outcomes,
+) {
+    let ServedEndpoints { bell, begins, .. } = served;
     select! {
         recv(bell.ear) -> _ => bell.ring(),
         recv(shared.signals.stop) -> _ => return,
@@ -40,12 +45,13 @@ pub(crate) fn run(shared: &Arc<Shared>, all: &Bulkhead, outcomes: &Outcomes) {
     thread::scope(|scope| {
         let (mut started, mut most) = (0, usize::MAX);
         while !shared.is_stopping() {
-            let mut turns = shared.registered.turns();
+            let mut turns = served.turns();
             let look = turns.look(clock::now());
             let has_ready = turns.has_ready();
             drop(turns);
             while started < look.threads.min(most) {
                 let worker = Worker {
+                    served,
                     shared,
                     all,
                     number: started,
@@ -85,12 +91,12 @@ fn until(at: Instant) -> Duration {
     at.saturating_duration_since(clock::now())
 }
 
-impl Shared {
+impl ServedEndpoints {
     /// The next step of a thread of the pool. Wakes another thread if more work is ready.
-    pub(in crate::relay) fn next_turn(&self, all: &Bulkhead) -> Next {
-        let (registered, now) = (&self.registered, clock::now());
-        let pool = registered.pool();
-        let mut turns = registered.turns();
+    pub(super) fn next_turn(&self, shared: &Shared, all: &Bulkhead) -> Next {
+        let now = clock::now();
+        let pool = self.pool();
+        let mut turns = self.turns();
         let mut refused = None;
         let next = turns.next(now, |id| {
             let member = pool.get(&id).filter(|one| !one.customer.is_held());
@@ -106,26 +112,26 @@ impl Shared {
         let is_room = turns.waiting_of_quick() <= all.prefetch();
         drop(turns);
         if let Some(id) = refused {
-            registered.watch(id);
+            self.watch(id);
         }
         if has_more {
-            registered.bell.ring();
+            self.bell.ring();
         }
         if is_first {
-            registered.begins.ring();
+            self.begins.ring();
         }
-        self.custody.made_room(|| is_room);
+        shared.custody.made_room(|| is_room);
         next
     }
 
     /// Called after a send. If the endpoint's gate restricts sends, the claimer must watch the gate.
-    pub(in crate::relay) fn sent_to_endpoints(&self, id: u32, bulkhead: &Bulkhead) {
+    pub(super) fn sent(&self, shared: &Shared, id: u32, bulkhead: &Bulkhead) {
         let has_news = bulkhead.gate.has_news();
         if has_news || bulkhead.gate.standing() != Standing::Flowing {
-            self.registered.watch(id);
+            self.watch(id);
             if has_news {
                 // The claimer may have checked before the gate was watched.
-                self.signals.doorbell.ring();
+                shared.signals.doorbell.ring();
             }
         }
     }
@@ -133,6 +139,7 @@ impl Shared {
 
 /// One thread of the pool.
 struct Worker<'a> {
+    served: &'a ServedEndpoints,
     shared: &'a Arc<Shared>,
     all: &'a Bulkhead,
     /// The number of this thread in the pool.
@@ -150,12 +157,12 @@ impl Worker<'_> {
 
     /// Works until the relay stops. The claimer then releases the messages that no thread has taken.
     fn work(&self) -> Result<(), NobodyListens> {
-        let (shared, bell) = (self.shared, &self.shared.registered.bell);
+        let (shared, bell) = (self.shared, &self.served.bell);
         while !shared.is_stopping() {
-            let again = match shared.next_turn(self.all) {
+            let again = match self.served.next_turn(shared, self.all) {
                 Next::Send(job, pass, send) => {
                     let (sent, most) = self.send(job, pass)?;
-                    shared.registered.turns().ended(send, sent, most);
+                    self.served.turns().ended(send, sent, most);
                     continue;
                 }
                 Next::GiveBack(jobs) => {
@@ -177,15 +184,18 @@ impl Worker<'_> {
     /// Returns the result of the send, and the most concurrent sends of the endpoint.
     fn send(&self, job: Job, pass: Pass) -> Result<(Option<Sent>, usize), NobodyListens> {
         let shared = self.shared;
-        let pool = shared.registered.pool();
+        let pool = self.served.pool();
         // The current settings: the URL may have changed since the claim.
         let member = match job.to {
-            To::Registered(id) => pool.get(&id),
+            To::Member(id) => pool.get(&id),
             _ => None,
         };
         // The name may have been registered again since the claim, or belong to another tenant.
         let member = member.filter(|one| !one.customer.is_another(&job.message));
-        let Some(ServedEndpoint { customer, bulkhead }) = member.map(AsRef::as_ref) else {
+        let Some(ServedEndpoint {
+            customer, bulkhead, ..
+        }) = member.map(AsRef::as_ref)
+        else {
             self.release(vec![job])?;
             return Ok((None, 1));
         };
@@ -200,7 +210,7 @@ impl Worker<'_> {
         if let Some(sent) = sent.filter(|sent| sent.went_well) {
             self.all.learn(sent.mean());
         }
-        shared.sent_to_endpoints(customer.id, bulkhead);
+        self.served.sent(shared, customer.id, bulkhead);
         Ok((sent, bulkhead.limits.concurrency))
     }
 
@@ -208,7 +218,7 @@ impl Worker<'_> {
     /// ends the run.
     fn admit(&self, id: u32, bulkhead: &Bulkhead) -> Option<Pass> {
         loop {
-            let pool = self.shared.registered.pool();
+            let pool = self.served.pool();
             let member = pool.get(&id).filter(|one| !one.customer.is_held());
             let is_same = member.is_some_and(|one| std::ptr::eq(&one.bulkhead, bulkhead));
             if !is_same || self.shared.is_stopping() {

@@ -5,14 +5,15 @@
 //! success at one relay clears what another relay has written, and a relay that alone cannot reach the endpoint
 //! disables nothing.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::Gate;
+use super::breaker::{Sign, sign};
+use super::gate::Learner;
 use crate::clock;
 use crate::dispatch::{Failure, Outcome, Pause};
-use crate::relay::breaker::{Sign, sign};
+use crate::lock::lock;
 use crate::status::ReasonCode;
 use crate::store::relay::failing::{FAILING_AFTER, Failures};
 
@@ -25,21 +26,21 @@ const ALONE: Duration = Duration::from_secs(600);
 
 /// When any endpoint has last answered this relay.
 #[derive(Debug)]
-pub(in crate::relay) struct Answers {
+pub(super) struct Answers {
     origin: Instant,
     /// Milliseconds since the origin, plus one; 0: never.
     last: AtomicU64,
 }
 
 impl Answers {
-    pub(in crate::relay) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             origin: clock::now(),
             last: AtomicU64::new(0),
         }
     }
 
-    pub(super) fn note(&self, outcome: &Outcome, now: Instant) {
+    fn note(&self, outcome: &Outcome, now: Instant) {
         let is_answer = match outcome {
             Outcome::Delivered(_) => true,
             Outcome::Retry(failure) | Outcome::Wait(failure) | Outcome::Dead(failure) => {
@@ -89,14 +90,14 @@ fn shows(outcome: &Outcome, answers: &Answers, now: Instant) -> Shows {
 }
 
 /// Whether the receiver says that the endpoint is gone, and the endpoint takes that as its end.
-pub(super) fn is_gone(outcome: &Outcome) -> bool {
+fn is_gone(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Retry(failure)
         if failure.code == ReasonCode::Gone && failure.pause == Some(Pause::UntilResumed))
 }
 
 /// A change that the row of the endpoint must show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::relay) enum RowNews {
+pub(super) enum RowNews {
     /// All sends have failed since this time, the last for this reason.
     Fails(Instant, ReasonCode),
     /// A send has succeeded.
@@ -109,7 +110,7 @@ pub(in crate::relay) enum RowNews {
 
 /// Whether an endpoint fails.
 #[derive(Debug)]
-pub(super) struct Failing {
+struct Failing {
     answers: Arc<Answers>,
     disable_after: Duration,
     /// The first failure since the last success, at this relay.
@@ -118,7 +119,7 @@ pub(super) struct Failing {
     row: Failures,
     read_at: Instant,
     recovered: Option<Instant>,
-    pub(super) news: Option<RowNews>,
+    news: Option<RowNews>,
 }
 
 impl Failing {
@@ -200,40 +201,65 @@ impl Failing {
     }
 }
 
-impl Gate {
-    /// The same gate, for an endpoint, whose row shows since when it has failed.
-    pub(in crate::relay) fn with_row(
-        self,
-        answers: &Arc<Answers>,
-        disable_after: Duration,
-    ) -> Self {
-        let failing = Failing::new(Arc::clone(answers), disable_after);
-        self.lock().failing = Some(failing);
+/// Whether an endpoint fails: learns from its sends beside its gate.
+#[derive(Debug)]
+pub(super) struct Follower {
+    answers: Arc<Answers>,
+    /// Whether the next success must be noticed: sends have failed.
+    fails: AtomicBool,
+    failing: Mutex<Failing>,
+}
+
+impl Follower {
+    pub(super) fn new(answers: &Arc<Answers>, disable_after: Duration) -> Self {
         Self {
-            answers: Some(Arc::clone(answers)),
-            ..self
+            answers: Arc::clone(answers),
+            fails: AtomicBool::new(false),
+            failing: Mutex::new(Failing::new(Arc::clone(answers), disable_after)),
         }
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Failing) -> T) -> T {
+        let mut failing = lock(&self.failing);
+        let changed = change(&mut failing);
+        self.fails.store(failing.is_failing(), Ordering::Release);
+        changed
     }
 
     /// Takes the change to record in the row.
-    pub(in crate::relay) fn take_row_news(&self) -> Option<RowNews> {
-        self.lock().failing.as_mut()?.take(clock::now())
+    pub(super) fn take_row_news(&self) -> Option<RowNews> {
+        self.change(|failing| failing.take(clock::now()))
     }
 
     /// Keeps a change that could not be recorded.
-    pub(in crate::relay) fn keep_row_news(&self, news: RowNews) {
-        if let Some(failing) = &mut self.lock().failing {
-            failing.keep(news);
-        }
+    pub(super) fn keep_row_news(&self, news: RowNews) {
+        self.change(|failing| failing.keep(news));
     }
 
     /// Learns what the row said at this time.
-    pub(in crate::relay) fn learn_row(&self, row: Failures, read_at: Instant) {
-        let mut state = self.lock();
-        if let Some(failing) = &mut state.failing {
-            failing.learn(row, read_at);
-            self.fails.store(failing.is_failing(), Ordering::Release);
-        }
+    pub(super) fn learn_row(&self, row: Failures, read_at: Instant) {
+        self.change(|failing| failing.learn(row, read_at));
+    }
+}
+
+impl Learner for Follower {
+    fn note(&self, outcome: &Outcome, now: Instant) -> bool {
+        self.answers.note(outcome, now);
+        self.fails.load(Ordering::Acquire)
+    }
+
+    /// The row of an endpoint that is gone is disabled, and its pause says nothing.
+    fn learn(&self, outcome: &Outcome, now: Instant) -> bool {
+        self.change(|failing| failing.record(outcome, now));
+        is_gone(outcome)
+    }
+
+    fn has_news(&self) -> bool {
+        lock(&self.failing).news.is_some()
+    }
+
+    fn forget_news(&self) {
+        self.change(|failing| failing.news = None);
     }
 }
 
