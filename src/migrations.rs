@@ -67,7 +67,7 @@ pub fn migrate(
 /// [`migrate`](migrate()), which waits for the others.
 ///
 /// To create an outbox of another name, add a line of SQL to a later migration of the application:
-/// `SELECT outbox_create('hrm.outbox')`.
+/// `SELECT outbox_create('hrm.outbox'); SELECT outbox_create_endpoints('hrm.outbox')`.
 pub const MIGRATIONS: Migrations = Migrations(());
 
 /// The type of [`MIGRATIONS`].

@@ -95,7 +95,7 @@ impl Database {
                 .expect("migrations run");
         }
         conn.batch_execute(&format!(
-            "CREATE SCHEMA {schema}; SELECT public.outbox_create('{schema}.outbox')"
+            "CREATE SCHEMA {schema}; SELECT public.outbox_create('{schema}.outbox'); SELECT public.outbox_create_endpoints('{schema}.outbox')"
         ))
         .expect("an outbox");
         Self {

@@ -2,6 +2,7 @@
 -- without the triggers, but relays find messages only by polling, plain inserts must give a message_id, and nothing
 -- refuses a message that no relay can send.
 DROP FUNCTION outbox_drop(text);
+DROP FUNCTION outbox_create_endpoints(text);
 DROP FUNCTION outbox_create(text);
 DROP FUNCTION outbox_endpoint_limit(text, integer);
 DROP FUNCTION outbox_wake() CASCADE;

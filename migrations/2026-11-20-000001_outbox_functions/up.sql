@@ -1,6 +1,7 @@
--- outbox_create(name) creates one outbox: its tables, functions and a view. It is a function instead of a list of
--- CREATE statements, so that each module of an application can create its own outbox in its own migration:
--- SELECT outbox_create('org_outbox').
+-- outbox_create(name) creates one outbox: its tables, functions and a view. outbox_create_endpoints(name) adds the tables
+-- of destinations that are registered at run time. These are functions instead of a list of CREATE statements, so that
+-- each module of an application can create its own outbox in its own migration:
+-- SELECT outbox_create('org_outbox'); SELECT outbox_create_endpoints('org_outbox').
 --
 -- The name is an identifier, optionally with a schema: 'outbox', 'org_outbox', 'org.events', 'Order-Events'. Case is
 -- kept, and the name is quoted wherever it is used. Each part has ASCII letters, digits, '_', '-' or '$', starts with a
@@ -204,10 +205,6 @@ DECLARE
     t pg_catalog.text := parts[2];
     wake pg_catalog.regproc := pg_catalog.to_regproc('outbox_wake');
     message_id pg_catalog.regproc := pg_catalog.to_regproc('outbox_message_id');
-    changes pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_changes');
-    changed pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_wake');
-    gone pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_gone');
-    most pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_most');
     refuse pg_catalog.regproc := pg_catalog.to_regproc('outbox_refuse');
     rule pg_catalog.text;
     condition pg_catalog.text;
@@ -619,6 +616,61 @@ BEGIN
             CONSTRAINT %3$I PRIMARY KEY (caller, key)
         )$sql$, s, t || '_request', t || '_request_pkey');
 
+    -- Every message with its status; cancelled messages, and those of a removed destination, are dead. idempotency_key is the message id if the caller gave
+    -- no key. Example: SELECT status, count(*) FROM outbox_messages GROUP BY 1.
+    EXECUTE format($sql$
+        CREATE VIEW %1$I.%2$I AS
+        SELECT sequence, message_id, topic, destination,
+               CASE WHEN locked_by IS NOT NULL THEN 'sending'
+                    WHEN attempts > 0 THEN 'retrying'
+                    ELSE 'pending' END AS status,
+               ordering_key, coalesce(idempotency_key, message_id::text) AS idempotency_key, tenant_id,
+               created_at, occurred_at, available_at, expires_at, attempts, locked_by, locked_at,
+               last_attempt_at, last_error_code, last_error, NULL::integer AS http_status,
+               NULL::timestamptz AS settled_at
+          FROM %1$I.%3$I
+        UNION ALL
+        SELECT sequence, message_id, topic, destination, 'dead',
+               ordering_key, coalesce(idempotency_key, message_id::text), tenant_id,
+               created_at, occurred_at, available_at, expires_at, attempts, NULL, NULL,
+               dead_lettered_at, reason, last_error, http_status, dead_lettered_at
+          FROM %1$I.%4$I
+        UNION ALL
+        SELECT sequence, message_id, topic, destination, status,
+               ordering_key, coalesce(idempotency_key, message_id::text), tenant_id,
+               created_at, occurred_at, NULL, NULL, attempts, NULL, NULL,
+               settled_at, reason, error, http_status, settled_at
+          FROM %1$I.%5$I
+         WHERE status <> 'dead' OR reason IN ('CANCELLED', 'DESTINATION_REMOVED')$sql$,
+        s, t || '_messages', t, t || '_dead', t || '_ledger');
+    PERFORM set_config('search_path', path, true);
+END
+$function$;
+
+-- Adds to an outbox the tables of the destinations that are registered at run time, with their functions and triggers: its
+-- endpoints. Relays of this version need them. The new trigger waits for the transactions that write to the outbox.
+CREATE FUNCTION outbox_create_endpoints(name text) RETURNS void
+LANGUAGE plpgsql STRICT AS $function$
+DECLARE
+    path pg_catalog.text := pg_catalog.current_setting('search_path');
+    parts pg_catalog.text[] := outbox_name_parts(name);
+    s pg_catalog.text := coalesce(parts[1], pg_catalog.current_schema()::pg_catalog.text);
+    t pg_catalog.text := parts[2];
+    changes pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_changes');
+    changed pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_wake');
+    gone pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_gone');
+    most pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_most');
+    rule pg_catalog.text;
+BEGIN
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    IF to_regclass(format('%I.%I', s, t)) IS NULL THEN
+        RAISE EXCEPTION 'there is no outbox % in the schema %: create it with outbox_create', t, s
+            USING ERRCODE = 'undefined_table';
+    END IF;
+    IF to_regclass(format('%I.%I', s, t || '_endpoint')) IS NOT NULL THEN
+        RAISE EXCEPTION 'cannot create the endpoints of the outbox %: the table % already exists', name, t || '_endpoint'
+            USING ERRCODE = 'duplicate_table';
+    END IF;
     -- Endpoints: webhooks of an application's customers. Plain SQL may write the rows; relays use a
     -- change within a second. mode, headers, concurrency, rate and timeout are as in outbox.toml; null: the default. policy
     -- has the other options of a destination: {"max_attempts": 5, "backoff": "5s,1m,1h", "classes": {"404": "dead"}}.
@@ -760,38 +812,11 @@ BEGIN
         CREATE TRIGGER outbox_address BEFORE INSERT ON %1$I.%2$I FOR EACH ROW
         WHEN (NEW.destination <> '' AND NEW.registration IS NULL) EXECUTE FUNCTION %1$I.%3$I()$sql$,
         s, t, t || '_address');
-
-    -- Every message with its status; cancelled messages, and those of a removed destination, are dead. idempotency_key is the message id if the caller gave
-    -- no key. Example: SELECT status, count(*) FROM outbox_messages GROUP BY 1.
-    EXECUTE format($sql$
-        CREATE VIEW %1$I.%2$I AS
-        SELECT sequence, message_id, topic, destination,
-               CASE WHEN locked_by IS NOT NULL THEN 'sending'
-                    WHEN attempts > 0 THEN 'retrying'
-                    ELSE 'pending' END AS status,
-               ordering_key, coalesce(idempotency_key, message_id::text) AS idempotency_key, tenant_id,
-               created_at, occurred_at, available_at, expires_at, attempts, locked_by, locked_at,
-               last_attempt_at, last_error_code, last_error, NULL::integer AS http_status,
-               NULL::timestamptz AS settled_at
-          FROM %1$I.%3$I
-        UNION ALL
-        SELECT sequence, message_id, topic, destination, 'dead',
-               ordering_key, coalesce(idempotency_key, message_id::text), tenant_id,
-               created_at, occurred_at, available_at, expires_at, attempts, NULL, NULL,
-               dead_lettered_at, reason, last_error, http_status, dead_lettered_at
-          FROM %1$I.%4$I
-        UNION ALL
-        SELECT sequence, message_id, topic, destination, status,
-               ordering_key, coalesce(idempotency_key, message_id::text), tenant_id,
-               created_at, occurred_at, NULL, NULL, attempts, NULL, NULL,
-               settled_at, reason, error, http_status, settled_at
-          FROM %1$I.%5$I
-         WHERE status <> 'dead' OR reason IN ('CANCELLED', 'DESTINATION_REMOVED')$sql$,
-        s, t || '_messages', t, t || '_dead', t || '_ledger');
     PERFORM set_config('search_path', path, true);
 END
 $function$;
 
+-- Removes an outbox, with its endpoints.
 CREATE FUNCTION outbox_drop(name text) RETURNS void
 LANGUAGE plpgsql STRICT AS $function$
 DECLARE

@@ -34,7 +34,7 @@ impl Outbox {
         });
         let schema = format!("test_{}", uuid::Uuid::now_v7().simple());
         conn.batch_execute(&format!(
-            "CREATE SCHEMA {schema}; SELECT public.outbox_create('{schema}.outbox')"
+            "CREATE SCHEMA {schema}; SELECT public.outbox_create('{schema}.outbox'); SELECT public.outbox_create_endpoints('{schema}.outbox')"
         ))
         .expect("an outbox");
         let name = format!("{schema}.outbox").parse().expect("a name");

@@ -139,7 +139,7 @@ fn nothing_is_wrong_with_an_outbox_in_a_schema_that_is_quoted() {
     let fresh = FreshDatabase::new();
     let mut conn = fresh.connect();
     diesel_outbox::migrate(&mut conn, &"outbox".parse().expect("a name")).expect("migrated");
-    conn.batch_execute("CREATE SCHEMA \"Shop\"; SELECT outbox_create('Shop.Order-Events')")
+    conn.batch_execute("CREATE SCHEMA \"Shop\"; SELECT outbox_create('Shop.Order-Events'); SELECT outbox_create_endpoints('Shop.Order-Events')")
         .expect("an outbox");
     let mut command = binary(&["check", "--json", "--url", "http://127.0.0.1:9/"]);
     command
@@ -306,7 +306,7 @@ fn drift_of_tables_is_reported() {
         "drift",
         "the view outbox_messages",
         "warning",
-        Some("DROP SCHEMA {s} CASCADE; CREATE SCHEMA {s}; SELECT outbox_create('{o}')"),
+        Some("DROP SCHEMA {s} CASCADE; CREATE SCHEMA {s}; SELECT outbox_create('{o}'); SELECT outbox_create_endpoints('{o}')"),
     );
 }
 

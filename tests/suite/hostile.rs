@@ -445,9 +445,11 @@ fn outbox_is_made_and_dropped(ground: &Ground, conn: &mut PgConnection) {
     conn.batch_execute("CREATE SCHEMA hrm; SET search_path = hrm, public, pg_catalog")
         .expect("a schema");
     let text = |name: &str| format!("SELECT public.{name}('events'::pg_catalog.text)");
-    diesel::sql_query(text("outbox_create"))
-        .execute(conn)
-        .expect("made");
+    for function in ["outbox_create", "outbox_create_endpoints"] {
+        diesel::sql_query(text(function))
+            .execute(conn)
+            .expect("made");
+    }
     let there = "SELECT count(*) FROM pg_class WHERE relnamespace = 'hrm'::regnamespace AND relname = 'events'";
     assert_eq!(ground.count(there), 1);
     assert_eq!(path_of(conn), "hrm, public, pg_catalog");

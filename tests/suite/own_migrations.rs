@@ -134,7 +134,7 @@ fn folder_of_the_application() -> std::path::PathBuf {
     for (file, sql) in [
         (
             "up.sql",
-            "CREATE TABLE orders (id int PRIMARY KEY);\nSELECT outbox_create('orders_outbox');\n",
+            "CREATE TABLE orders (id int PRIMARY KEY);\nSELECT outbox_create('orders_outbox');\nSELECT outbox_create_endpoints('orders_outbox');\n",
         ),
         (
             "down.sql",

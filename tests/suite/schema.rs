@@ -289,6 +289,33 @@ fn an_outbox_that_cannot_be_created_is_named_in_one_sentence() {
 }
 
 #[test]
+fn endpoints_are_a_part_that_is_added_once_to_an_outbox_that_is_there() {
+    let database = FreshDatabase::new();
+    finish(command(&database, &["migrate"])).code(0);
+    let refused = |name: &str, said: &str| {
+        let error = database
+            .connect()
+            .batch_execute(&format!("SELECT outbox_create_endpoints('{name}')"))
+            .expect_err(name)
+            .to_string();
+        assert!(error.contains(said), "{error}");
+    };
+    refused("outbox", "the table outbox_endpoint already exists");
+    refused("later", "there is no outbox later in the schema public");
+    let before = database.objects();
+    database.execute("SELECT outbox_create('later')");
+    // Enqueueing needs no endpoints, even for a destination that the message names.
+    database.execute("INSERT INTO later (topic, destination, payload) VALUES ('a', 'b', '1')");
+    database.execute("SELECT outbox_create_endpoints('later'); DELETE FROM later");
+    works(&database, "later");
+    // An outbox without the part is dropped, too.
+    database.execute("SELECT outbox_drop('later')");
+    database.execute("SELECT outbox_create('later')");
+    database.execute("SELECT outbox_drop('later')");
+    assert_eq!(database.objects(), before);
+}
+
+#[test]
 fn psql_runs_the_printed_sql() {
     let database = FreshDatabase::new();
     let psql = |arguments: &[&str]| {
@@ -409,7 +436,7 @@ fn a_name_that_is_not_one_never_reaches_sql() {
             );
         }
         let literal = name.replace('\'', "''");
-        for function in ["outbox_create", "outbox_drop"] {
+        for function in ["outbox_create", "outbox_create_endpoints", "outbox_drop"] {
             let error = diesel::connection::SimpleConnection::batch_execute(
                 &mut database.connect(),
                 &format!("SELECT {function}('{literal}')"),
@@ -427,7 +454,7 @@ fn outbox_drop_removes_everything_of_its_outbox_and_nothing_else() {
     database.execute("CREATE SCHEMA hrm");
     finish(command(&database, &["migrate"])).code(0);
     let before = database.objects();
-    database.execute("SELECT outbox_create('hrm.Events')");
+    database.execute("SELECT outbox_create('hrm.Events'), outbox_create_endpoints('hrm.Events')");
     assert!(database.objects() > before);
     works(&database, "hrm.Events");
     database.execute("SELECT outbox_drop('hrm.Events')");

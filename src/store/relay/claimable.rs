@@ -73,7 +73,7 @@ mod tests {
         let schema = format!("claimable_{}", uuid::Uuid::now_v7().simple());
         let name: OutboxName = format!("{schema}.outbox").parse().expect("a name");
         conn.batch_execute(&format!(
-            "CREATE SCHEMA {schema}; SELECT public.outbox_create('{schema}.outbox');
+            "CREATE SCHEMA {schema}; SELECT public.outbox_create('{schema}.outbox'); SELECT public.outbox_create_endpoints('{schema}.outbox');
              INSERT INTO {schema}.outbox (topic, payload, available_at, ordering_key) VALUES
                 ('late', '1', now() - interval '1 h', NULL),
                 ('new', '1', now() - interval '1 s', NULL),

@@ -12,7 +12,7 @@ use super::inspect;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::pinned::pinned;
-use crate::store::sql::outbox_create;
+use crate::store::sql::{outbox_create, outbox_create_endpoints};
 use crate::store::statement::unprepared_statement;
 
 diesel::table! {
@@ -127,6 +127,7 @@ pub(crate) fn migrate(
         }
         if !inspect::table_exists(conn, name)? {
             select(outbox_create(name.to_string())).execute(conn)?;
+            select(outbox_create_endpoints(name.to_string())).execute(conn)?;
             done.push(format!("created outbox {name}"));
         }
         // An existing outbox may be damaged.
@@ -196,7 +197,9 @@ fn is_true(conn: &mut PgConnection, condition: &str) -> QueryResult<bool> {
 pub(crate) fn printed(direction: Direction, name: &OutboxName) -> String {
     let printed = |step: &Step| {
         let text = match (direction, step.version) {
-            (Direction::Up, FIRST_OUTBOX) => format!("SELECT outbox_create('{name}');"),
+            (Direction::Up, FIRST_OUTBOX) => format!(
+                "SELECT outbox_create('{name}');\nSELECT outbox_create_endpoints('{name}');"
+            ),
             (Direction::Down, FIRST_OUTBOX) => format!("SELECT outbox_drop('{name}');"),
             (Direction::Up, _) => step.up.to_owned(),
             (Direction::Down, _) => step.down.to_owned(),

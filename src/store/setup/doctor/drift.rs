@@ -14,8 +14,8 @@ use crate::name::OutboxName;
 use crate::store::looking::looking;
 use crate::store::setup::migrate::STEPS;
 use crate::store::sql::{
-    current_database, current_setting, has_database_privilege, outbox_create, pg_is_in_recovery,
-    to_regclass,
+    current_database, current_setting, has_database_privilege, outbox_create,
+    outbox_create_endpoints, pg_is_in_recovery, to_regclass,
 };
 use crate::store::statement::{statement, unprepared, unprepared_statement};
 
@@ -83,6 +83,7 @@ pub(crate) fn compare(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
         ))?;
         // Not cached as a prepared statement: the function is dropped with its schema.
         unprepared(select(outbox_create(made.to_string()))).execute(conn)?;
+        unprepared(select(outbox_create_endpoints(made.to_string()))).execute(conn)?;
         // So that every name is shown with its schema.
         conn.batch_execute("SET LOCAL search_path = pg_catalog")?;
         Ok(Compared {

@@ -75,7 +75,11 @@ fn damaged(name: &OutboxName, suffix: &str) -> String {
     };
     let bare = part.rsplit('.').next().unwrap_or_default();
     format!(
-        "the outbox {name} is damaged: the table {part} is missing. Restore it from a backup, or create an empty one: SELECT outbox_create('{spare}'); ALTER INDEX {index} RENAME TO \"{bare}_pkey\"; ALTER TABLE {table} RENAME TO \"{bare}\"; SELECT outbox_drop('{spare}')",
+        "the outbox {name} is damaged: the table {part} is missing. Restore it from a backup, or create an empty one: SELECT outbox_create('{spare}');{endpoints} ALTER INDEX {index} RENAME TO \"{bare}_pkey\"; ALTER TABLE {table} RENAME TO \"{bare}\"; SELECT outbox_drop('{spare}')",
+        endpoints = match suffix {
+            "_registration" => format!(" SELECT outbox_create_endpoints('{spare}');"),
+            _ => String::new(),
+        },
         index = in_schema(format!("{spare}{suffix}_pkey")),
         table = in_schema(format!("{spare}{suffix}")),
     )
@@ -241,7 +245,7 @@ fn compare(
 ) -> Result<(), DatabaseError> {
     if !table_exists(conn, name)? {
         return Err(DatabaseError::Schema(format!(
-            "there is no outbox \"{name}\" in this database: run `diesel-outbox migrate`, or SELECT outbox_create('{name}') in a migration of yours. If the outbox is in a schema outside the search path of the role, name the schema, as in shop.outbox (OUTBOX_TABLE); the role needs USAGE on that schema"
+            "there is no outbox \"{name}\" in this database: run `diesel-outbox migrate`, or SELECT outbox_create('{name}'); SELECT outbox_create_endpoints('{name}') in a migration of yours. If the outbox is in a schema outside the search path of the role, name the schema, as in shop.outbox (OUTBOX_TABLE); the role needs USAGE on that schema"
         )));
     }
     if setting(conn, "server_encoding")? == "SQL_ASCII" {
