@@ -12,7 +12,7 @@ use diesel::pg::Pg;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 pub use crate::store::setup::migrate::Direction;
-use crate::store::setup::migrate::{self as steps, Step};
+use crate::store::setup::migrate::{self as steps, EndpointTables, Step};
 
 /// Applies the missing migrations, and creates the outbox if it is missing. Safe to run again, and by
 /// two processes at once. The table `outbox_migrations` records the applied migrations. Returns a
@@ -35,7 +35,7 @@ pub fn migrate(
     conn: &mut PgConnection,
     name: &OutboxName,
 ) -> std::result::Result<Vec<String>, DatabaseError> {
-    steps::migrate(conn, name)
+    steps::migrate(conn, name, EndpointTables::WithOutbox)
 }
 
 /// The migrations that create the outbox `outbox` and the inbox, for the `MigrationHarness` of
@@ -67,7 +67,7 @@ pub fn migrate(
 /// [`migrate`](migrate()), which waits for the others.
 ///
 /// To create an outbox of another name, add a line of SQL to a later migration of the application:
-/// `SELECT outbox_create('hrm.outbox'); SELECT outbox_create_endpoints('hrm.outbox')`.
+/// `SELECT outbox_create('hrm.outbox')`. For endpoints, also `SELECT outbox_create_endpoints('hrm.outbox')`.
 pub const MIGRATIONS: Migrations = Migrations(());
 
 /// The type of [`MIGRATIONS`].

@@ -1,7 +1,9 @@
 //! The name of an outbox, and the names of its tables.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::str::FromStr;
+use std::sync::{Arc, OnceLock};
 
 /// The maximum length of a part of a name, in bytes. The longest derived name stays within PostgreSQL's limit of 63
 /// bytes.
@@ -34,8 +36,33 @@ pub(crate) fn label_of(label: Option<&str>, what: impl fmt::Display, separator: 
 pub struct OutboxName {
     schema: Option<String>,
     table: String,
-    /// The schema in which the search path found the outbox. Used only in SQL.
-    found_in: Option<String>,
+    /// What a connection has found. Used only in SQL.
+    found: Option<Found>,
+}
+
+/// An outbox as a connection has found it.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Found {
+    /// The schema, by the search path.
+    schema: String,
+    endpoints: HasEndpoints,
+}
+
+/// Set: the outbox has the tables of endpoints. It had them when it was found, or a holder of a clone has found them later.
+#[derive(Clone)]
+struct HasEndpoints(Arc<OnceLock<()>>);
+
+/// The same name, whatever was found.
+impl PartialEq for HasEndpoints {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for HasEndpoints {}
+
+impl Hash for HasEndpoints {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
 impl OutboxName {
@@ -110,7 +137,8 @@ impl OutboxName {
     /// The quoted name of the schema that was given or found. A found schema may contain quotes, a given schema does
     /// not.
     pub(crate) fn schema(&self) -> Option<String> {
-        let schema = self.found_in.as_ref().or(self.schema.as_ref())?;
+        let found = self.found.as_ref().map(|found| &found.schema);
+        let schema = found.or(self.schema.as_ref())?;
         Some(format!("\"{}\"", schema.replace('"', "\"\"")))
     }
 
@@ -119,11 +147,32 @@ impl OutboxName {
         self.quoted(suffix)
     }
 
-    /// The same outbox, found in this schema.
-    pub(crate) fn found_in(&self, schema: &str) -> Self {
+    /// The same outbox, found in this schema, with or without the tables of endpoints.
+    pub(crate) fn found_in(&self, schema: &str, has_endpoints: bool) -> Self {
+        let endpoints = match has_endpoints {
+            true => OnceLock::from(()),
+            false => OnceLock::new(),
+        };
         Self {
-            found_in: Some(schema.to_owned()),
+            found: Some(Found {
+                schema: schema.to_owned(),
+                endpoints: HasEndpoints(Arc::new(endpoints)),
+            }),
             ..self.clone()
+        }
+    }
+
+    /// Whether the outbox has the tables of endpoints. A name that no connection has looked for counts as having them.
+    pub(crate) fn has_endpoints(&self) -> bool {
+        let is_there = |found: &Found| found.endpoints.0.get().is_some();
+        self.found.as_ref().is_none_or(is_there)
+    }
+
+    /// From now on, this name and its clones have the tables of endpoints.
+    #[cfg(feature = "relay")]
+    pub(crate) fn found_endpoints(&self) {
+        if let Some(found) = &self.found {
+            found.endpoints.0.get_or_init(|| ());
         }
     }
 
@@ -132,7 +181,7 @@ impl OutboxName {
     pub(crate) fn in_schema(&self, schema: &str) -> Self {
         Self {
             schema: Some(schema.to_owned()),
-            found_in: None,
+            found: None,
             ..self.clone()
         }
     }
@@ -152,7 +201,7 @@ impl Default for OutboxName {
         Self {
             schema: None,
             table: "outbox".to_owned(),
-            found_in: None,
+            found: None,
         }
     }
 }
@@ -175,7 +224,7 @@ impl FromStr for OutboxName {
         Ok(Self {
             schema: schema.map(str::to_owned),
             table: table.to_owned(),
-            found_in: None,
+            found: None,
         })
     }
 }

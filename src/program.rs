@@ -15,6 +15,7 @@ use crate::admin::{Bulk, DeadFilter, Note, Place, Unserved, WaitingFilter};
 use crate::config::{Auth, Config, ConfigError, Destination, Proxy, Route};
 #[cfg(feature = "http")]
 use crate::dispatch::http::HttpDispatcher;
+use crate::endpoints::EndpointError;
 use crate::error::DatabaseError;
 use crate::metrics::{LOG_DROPPED, READY};
 use crate::name::OutboxName;
@@ -36,7 +37,9 @@ pub use crate::admin::keys::{blocked_keys, leases, refused_destinations};
 pub use crate::admin::messages::{
     for_each_payload, history, history_of, key_messages, ledger, message,
 };
-pub use crate::admin::migrations::{missing_rights, revert_migrations, roles_sql};
+pub use crate::admin::migrations::{
+    migrate, missing_rights, printed as migration_sql, revert_migrations, roles_sql,
+};
 pub use crate::admin::overview::{Overview, exact_overview, overview};
 pub use crate::admin::server::{Connection, WakeUp, connect, server_version, wake_up};
 pub use crate::admin::tail::{Tail, TailFilter};
@@ -74,6 +77,18 @@ pub use crate::store::relay::served::RefusedEndpoint;
 pub use crate::store::relay::topics::{Freed, KnownTopic};
 pub use crate::store::searched::Searched;
 pub use crate::store::seek::MessageKey;
+pub use crate::store::setup::migrate::EndpointTables;
+
+/// What was asked about endpoints. An outbox without their tables has none.
+///
+/// # Errors
+/// Any other error.
+pub fn or_none<T: Default>(found: Result<T, EndpointError>) -> Result<T, EndpointError> {
+    match found {
+        Err(EndpointError::NoTables(_)) => Ok(T::default()),
+        found => found,
+    }
+}
 
 /// The settings of the admin page.
 pub fn admin(config: &Config) -> &Admin {

@@ -249,6 +249,9 @@ impl Incarnation {
             return Err(error);
         }
         log::info!(event = "relay_started", outbox:% = table, lease = lease_id.0, relay = relay; "relay started: {summary}");
+        if !table.has_endpoints() && self.shared.directory.can_send() {
+            log::info!(event = "without_endpoints", outbox:% = table; "the outbox {table} has no tables of endpoints: delivering to other destinations only");
+        }
         Ok(())
     }
 }

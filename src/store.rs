@@ -10,6 +10,8 @@
 //! Statements use Diesel's query builder where they can. A comment with `Text:` says why a statement is SQL text.
 
 // Building blocks of statements.
+#[cfg(feature = "relay")]
+pub(crate) mod absent;
 pub(crate) mod brief;
 pub(crate) mod catalogue;
 pub(crate) mod expired;

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use clap::ValueEnum;
 use diesel_outbox::Direction;
-use diesel_outbox::{admin, program};
+use diesel_outbox::admin;
+use diesel_outbox::program::{self, EndpointTables};
 
 use crate::output;
 use crate::settings::SettingFlags;
@@ -21,12 +23,42 @@ pub(crate) struct Options {
     /// With --print: print the SQL of roles with minimal rights, for enqueueing, relaying and reading
     #[arg(long, requires = "print", conflicts_with = "down")]
     roles: bool,
+    /// Leave these parts out of an outbox that is created now: endpoints, feeds (which no outbox has yet)
+    #[arg(long, value_name = "PART", value_delimiter = ',', conflicts_with_all = ["with", "down"])]
+    without: Vec<Part>,
+    /// Add this part to an outbox that was created without: endpoints
+    #[arg(long, value_name = "PART", conflicts_with = "down")]
+    with: Option<Added>,
+}
+
+/// A part that an outbox may lack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Endpoints,
+    Feeds,
+}
+
+/// A part that can be added to an outbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Added {
+    Endpoints,
+}
+
+impl Options {
+    fn endpoints(&self) -> EndpointTables {
+        match self.with {
+            Some(Added::Endpoints) => EndpointTables::Always,
+            None if self.without.contains(&Part::Endpoints) => EndpointTables::Never,
+            None => EndpointTables::WithOutbox,
+        }
+    }
 }
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
+    let endpoints = options.endpoints();
     if options.roles {
-        return output::line(program::roles_sql(&config.table).trim_end());
+        return output::line(program::roles_sql(&config.table, endpoints).trim_end());
     }
     if options.print {
         let direction = if options.down {
@@ -34,10 +66,12 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         } else {
             Direction::Up
         };
-        return output::line(admin::migration_sql(direction, &config.table).trim_end());
+        return output::line(
+            program::migration_sql(direction, &config.table, endpoints).trim_end(),
+        );
     }
     let mut conn = program::connect(config.database_url()?, "migrate", Duration::from_secs(300))?;
-    let done = diesel_outbox::migrate(&mut conn, &config.table)?;
+    let done = program::migrate(&mut conn, &config.table, endpoints)?;
     admin::check_schema(&mut conn, &config.table)?;
     if done.is_empty() {
         return output::line(format!("the outbox \"{}\" is up to date", config.table));

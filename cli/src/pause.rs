@@ -138,11 +138,12 @@ fn check_name(conn: &mut PgConnection, config: &Config, name: &str, force: bool)
     // Also of one whose heartbeat has stopped: that is when one pauses.
     let valid = leases.filter(|lease| lease.seconds_left > 0.0);
     known.extend(valid.flat_map(|lease| lease.destinations));
-    let is_known = known.contains(name) || endpoints.get(conn, name)?.is_some();
+    let is_known = known.contains(name) || program::or_none(endpoints.get(conn, name))?.is_some();
     if is_known || is_named(conn, config, Pausable::Destination, name)? {
         return Ok(());
     }
-    let some = endpoints.list(conn, &EndpointFilter::default(), SOME_ENDPOINTS)?;
+    let some = endpoints.list(conn, &EndpointFilter::default(), SOME_ENDPOINTS);
+    let some = program::or_none(some)?;
     known.extend(some.into_iter().map(|one| one.name));
     if known.is_empty() {
         warn_of_unknown(Pausable::Destination, name);

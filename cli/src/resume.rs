@@ -83,7 +83,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let row = match kind {
         Pausable::Destination => {
             let outbox = Outbox::from(config.table.clone());
-            outbox.endpoints().get(&mut conn, name)?
+            program::or_none(outbox.endpoints().get(&mut conn, name))?
         }
         _ => None,
     };

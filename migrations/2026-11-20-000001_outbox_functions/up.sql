@@ -1,7 +1,6 @@
 -- outbox_create(name) creates one outbox: its tables, functions and a view. outbox_create_endpoints(name) adds the tables
--- of destinations that are registered at run time. These are functions instead of a list of CREATE statements, so that
--- each module of an application can create its own outbox in its own migration:
--- SELECT outbox_create('org_outbox'); SELECT outbox_create_endpoints('org_outbox').
+-- of endpoints, if an application has any. These are functions instead of a list of CREATE statements, so that each
+-- module of an application can create its own outbox in its own migration: SELECT outbox_create('org_outbox').
 --
 -- The name is an identifier, optionally with a schema: 'outbox', 'org_outbox', 'org.events', 'Order-Events'. Case is
 -- kept, and the name is quoted wherever it is used. Each part has ASCII letters, digits, '_', '-' or '$', starts with a
@@ -647,8 +646,9 @@ BEGIN
 END
 $function$;
 
--- Adds to an outbox the tables of the destinations that are registered at run time, with their functions and triggers: its
--- endpoints. Relays of this version need them. The new trigger waits for the transactions that write to the outbox.
+-- Adds the tables of endpoints to an outbox, with their functions and triggers. An outbox without them delivers to
+-- configured destinations and handlers. Running relays find the tables with their next claim. The new trigger waits for
+-- the transactions that write to the outbox.
 CREATE FUNCTION outbox_create_endpoints(name text) RETURNS void
 LANGUAGE plpgsql STRICT AS $function$
 DECLARE

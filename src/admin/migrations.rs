@@ -5,7 +5,7 @@ use diesel::PgConnection;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::pinned::pinned;
-use crate::store::setup::migrate::{self as migrations, Direction};
+use crate::store::setup::migrate::{self as migrations, Direction, EndpointTables};
 use crate::store::setup::{inspect, rights};
 
 /// Reverts all migrations. This drops the first outbox and the inbox, with their contents. Outboxes of other
@@ -15,6 +15,24 @@ use crate::store::setup::{inspect, rights};
 /// A [`DatabaseError`]; then nothing is changed.
 pub fn revert_migrations(conn: &mut PgConnection) -> Result<(), DatabaseError> {
     migrations::revert(conn)
+}
+
+/// [`migrate`](crate::migrate()), with or without the tables of endpoints.
+///
+/// # Errors
+/// A [`DatabaseError`]; then nothing is changed.
+pub fn migrate(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    endpoints: EndpointTables,
+) -> Result<Vec<String>, DatabaseError> {
+    migrations::migrate(conn, name, endpoints)
+}
+
+/// [`admin::migration_sql`](crate::admin::migration_sql), with or without the tables of endpoints. With
+/// [`EndpointTables::Always`]: only what creates them in an outbox that is there.
+pub fn printed(direction: Direction, name: &OutboxName, endpoints: EndpointTables) -> String {
+    migrations::printed(direction, name, endpoints)
 }
 
 /// The migrations as SQL for the outbox `name`, to copy into a migration of the application.
@@ -32,13 +50,14 @@ pub fn revert_migrations(conn: &mut PgConnection) -> Result<(), DatabaseError> {
 /// # Ok::<(), diesel_outbox::BadName>(())
 /// ```
 pub fn migration_sql(direction: Direction, name: &OutboxName) -> String {
-    migrations::printed(direction, name)
+    printed(direction, name, EndpointTables::WithOutbox)
 }
 
 /// SQL that creates six roles with minimal rights on the outbox `name`: to enqueue, to cancel, to register
-/// destinations, to relay, to read, and to handle messages once with the [`inbox`](crate::inbox).
-pub fn roles_sql(name: &OutboxName) -> String {
-    rights::printed(name)
+/// destinations, to relay, to read, and to handle messages once with the [`inbox`](crate::inbox). With
+/// [`EndpointTables::Always`]: only what an outbox needs that gets the tables of endpoints later.
+pub fn roles_sql(name: &OutboxName, endpoints: EndpointTables) -> String {
+    rights::printed(name, endpoints)
 }
 
 /// The rights that a relay needs in the outbox `name` and that the connection's role lacks, as `GRANT`

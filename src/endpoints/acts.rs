@@ -44,6 +44,12 @@ pub enum EndpointError {
     /// disabled, nor resume what an operator has paused, nor change a value that an operator has set. Nothing was written.
     #[error("{0}: set by an operator, and only an operator changes it")]
     SetByOperator(String),
+    /// The outbox has no tables of endpoints. Relays deliver to other destinations without them.
+    #[error(
+        "the outbox {0} has no tables of endpoints: `diesel-outbox migrate --with endpoints` creates them, \
+         or SELECT outbox_create_endpoints('{0}') in a migration of yours"
+    )]
+    NoTables(OutboxName),
     /// The message was delivered and cannot be sent again, because the ledger did not keep its payload.
     #[error(
         "message {message_id} was delivered, and the ledger did not keep its payload: set OUTBOX_LEDGER_PAYLOAD=true \
@@ -77,6 +83,7 @@ impl EndpointError {
             }
             Self::SetByOperator(_) => "this was set by us: contact our support".to_owned(),
             Self::TooMany(_) => "no more endpoints can be registered".to_owned(),
+            Self::NoTables(_) => "endpoints are not available here".to_owned(),
             Self::Database(_) => "the request could not be processed: try again later".to_owned(),
             Self::PayloadNotKept { .. } => "the message is no longer available".to_owned(),
         }
@@ -213,6 +220,20 @@ impl<'a> Endpoints<'a> {
         Which { name, tenant }
     }
 
+    /// Runs `work` on an outbox that has endpoints, as [`pinned`] does.
+    pub(crate) fn pinned<T, E: Into<EndpointError>>(
+        &self,
+        conn: &mut PgConnection,
+        work: impl FnOnce(&mut PgConnection, &OutboxName) -> Result<T, E>,
+    ) -> Result<T, EndpointError> {
+        pinned(conn, self.name, |conn, outbox| {
+            if !outbox.has_endpoints() {
+                return Err(EndpointError::NoTables(self.name.clone()));
+            }
+            work(conn, outbox).map_err(Into::into)
+        })
+    }
+
     /// Whose changes these are: those of [one tenant](Self::of_tenant) are its owner's, all others an operator's.
     pub(super) fn hand(&self) -> Hand {
         match self.tenant {
@@ -250,7 +271,7 @@ impl<'a> Endpoints<'a> {
         let secret = self.sealed(name, &secret.written())?;
         let auth = self.sealed_auth(&one)?;
         let auth = auth.as_ref().map(ExposeSecret::expose_secret);
-        let put = pinned(conn, self.name, |conn, outbox| {
+        let put = self.pinned(conn, |conn, outbox| {
             // Of two endpoints of one name, nobody could tell which one is meant.
             let is_new = !store::exists(conn, outbox, name)?;
             let relay = is_new.then(|| served::relay_with(conn, outbox, name));
@@ -316,7 +337,7 @@ impl<'a> Endpoints<'a> {
             change(row);
             Ok(())
         };
-        let changed = pinned(conn, self.name, |conn, outbox| {
+        let changed = self.pinned(conn, |conn, outbox| {
             self.change_in(conn, outbox, name, self.hand(), change)
         });
         changed.map_err(|error| of_value(name, error))
@@ -405,14 +426,14 @@ impl<'a> Endpoints<'a> {
         conn: &mut PgConnection,
         name: &str,
     ) -> Result<Option<Endpoint>, EndpointError> {
-        pinned(conn, self.name, |conn, outbox| {
+        self.pinned(conn, |conn, outbox| {
             let mut found: Vec<_> = store::get(conn, outbox, self.which(name))?
                 .into_iter()
                 .collect();
             self.report_secrets(conn, outbox, &mut found)?;
             store::read_states(conn, outbox, &mut found)?;
             report_refusals(conn, outbox, &mut found)?;
-            Ok(found.pop())
+            Ok::<_, EndpointError>(found.pop())
         })
     }
 
@@ -426,12 +447,12 @@ impl<'a> Endpoints<'a> {
         filter: &EndpointFilter,
         limit: usize,
     ) -> Result<Vec<Endpoint>, EndpointError> {
-        pinned(conn, self.name, |conn, outbox| {
+        self.pinned(conn, |conn, outbox| {
             let mut found = store::list(conn, outbox, (filter, self.tenant), limit)?;
             self.report_secrets(conn, outbox, &mut found)?;
             store::read_states(conn, outbox, &mut found)?;
             report_refusals(conn, outbox, &mut found)?;
-            Ok(found)
+            Ok::<_, EndpointError>(found)
         })
     }
 
@@ -497,13 +518,13 @@ impl<'a> Endpoints<'a> {
         lasts: Option<Duration>,
     ) -> Result<bool, EndpointError> {
         let by = (self.hand(), reason);
-        Ok(pinned(conn, self.name, |conn, outbox| {
+        self.pinned(conn, |conn, outbox| {
             let is_there = store::hold(conn, outbox, self.which(name))?;
             if is_there {
                 pause::pause(conn, outbox, Pausable::Destination, name, by, lasts, 0)?;
             }
             Ok::<_, diesel::result::Error>(is_there)
-        })?)
+        })
     }
 
     /// Ends the pauses of an endpoint: its messages are sent at once. For the owner: those of the owner, of the receiver and
@@ -523,7 +544,7 @@ impl<'a> Endpoints<'a> {
     /// - [`EndpointError::SetByOperator`]: an operator has paused it, and this is [the owner](Self::of_tenant).
     /// - [`EndpointError::Database`]: the database failed.
     pub fn resume(&self, conn: &mut PgConnection, name: &str) -> Result<bool, EndpointError> {
-        pinned(conn, self.name, |conn, outbox| {
+        self.pinned(conn, |conn, outbox| {
             if !store::hold(conn, outbox, self.which(name))? {
                 return Ok(false);
             }
@@ -544,9 +565,9 @@ impl<'a> Endpoints<'a> {
     /// # Errors
     /// If the database fails.
     pub fn remove(&self, conn: &mut PgConnection, name: &str) -> Result<bool, EndpointError> {
-        Ok(pinned(conn, self.name, |conn, outbox| {
+        self.pinned(conn, |conn, outbox| {
             store::remove(conn, outbox, self.which(name))
-        })?)
+        })
     }
 
     /// The newest secret of an endpoint. `None`: the endpoint does not exist, or has no secret.
@@ -559,7 +580,7 @@ impl<'a> Endpoints<'a> {
         conn: &mut PgConnection,
         name: &str,
     ) -> Result<Option<SigningSecret>, EndpointError> {
-        let found = pinned(conn, self.name, |conn, outbox| {
+        let found = self.pinned(conn, |conn, outbox| {
             store::secrets(conn, outbox, self.which(name))
         })?;
         let Some(text) = found.and_then(|found| found.secret) else {
@@ -622,9 +643,9 @@ impl<'a> Endpoints<'a> {
             self.secret(conn, name)?;
         }
         let sealed = self.sealed(name, &secret.written())?;
-        Ok(pinned(conn, self.name, |conn, outbox| {
+        self.pinned(conn, |conn, outbox| {
             store::rotate(conn, outbox, self.which(name), sealed.expose_secret(), keep)
-        })?)
+        })
     }
 
     /// Encrypts secrets with the newest of the [given](Self::with_keys) keys, if they are unencrypted or encrypted with
@@ -707,7 +728,7 @@ impl<'a> Endpoints<'a> {
         let mut found = Encryption::default();
         let mut after = String::new();
         loop {
-            let last = pinned(conn, self.name, |conn, outbox| {
+            let last = self.pinned(conn, |conn, outbox| {
                 let page = store::secrets_behind(conn, outbox, &after, PAGE)?;
                 let last = page.last().map(|row| row.name.clone());
                 for row in page {
@@ -822,7 +843,7 @@ impl<'a> Endpoints<'a> {
         name: &str,
         config: &Config,
     ) -> Result<Option<(Endpoint, Vec<SigningSecret>, Config)>, EndpointError> {
-        let found = pinned(conn, self.name, |conn, outbox| {
+        let found = self.pinned(conn, |conn, outbox| {
             store::endpoint_row(conn, outbox, self.which(name))
         })?;
         let Some(store::EndpointRow {

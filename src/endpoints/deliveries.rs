@@ -8,7 +8,6 @@ use uuid::Uuid;
 use super::{Deliveries, DeliveryCount, DeliveryDetails, DeliveryFilter, EndpointError, Endpoints};
 use crate::store::operate::deliveries;
 use crate::store::operate::replay::SentAgain;
-use crate::store::pinned::pinned;
 
 /// The operator in the history of a message that is sent again.
 const SENT_AGAIN_BY: &str = "send again";
@@ -52,9 +51,9 @@ impl Endpoints<'_> {
         filter: &DeliveryFilter,
         limit: usize,
     ) -> Result<Deliveries, EndpointError> {
-        Ok(pinned(conn, self.name, |conn, outbox| {
+        self.pinned(conn, |conn, outbox| {
             deliveries::deliveries(conn, outbox, self.which(name), filter, limit)
-        })?)
+        })
     }
 
     /// One delivery of an endpoint, with its content and its failed attempts. `None`: the endpoint has no delivery,
@@ -82,9 +81,9 @@ impl Endpoints<'_> {
         name: &str,
         message_id: Uuid,
     ) -> Result<Option<DeliveryDetails>, EndpointError> {
-        Ok(pinned(conn, self.name, |conn, outbox| {
+        self.pinned(conn, |conn, outbox| {
             deliveries::details(conn, outbox, self.which(name), message_id)
-        })?)
+        })
     }
 
     /// How many messages of an endpoint were delivered and how many were dead-lettered, in each of `windows` time
@@ -118,9 +117,9 @@ impl Endpoints<'_> {
         window: Duration,
         windows: usize,
     ) -> Result<Vec<Option<DeliveryCount>>, EndpointError> {
-        Ok(pinned(conn, self.name, |conn, outbox| {
+        self.pinned(conn, |conn, outbox| {
             deliveries::counts(conn, outbox, self.which(name), window, windows)
-        })?)
+        })
     }
 
     /// Sends a delivered message or a dead letter once more, to this endpoint only. The message keeps its id, so a
@@ -157,7 +156,7 @@ impl Endpoints<'_> {
         name: &str,
         message_id: Uuid,
     ) -> Result<bool, EndpointError> {
-        let sent = pinned(conn, self.name, |conn, outbox| {
+        let sent = self.pinned(conn, |conn, outbox| {
             deliveries::send_again(conn, outbox, self.which(name), message_id, SENT_AGAIN_BY)
         })?;
         match sent {

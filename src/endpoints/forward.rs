@@ -87,9 +87,14 @@ impl<'a> Forward<'a> {
         let configured = self.config.all_destinations();
         let (first, config) = match configured.into_iter().find(|it| it.name == name) {
             Some(first) => (first, self.config.clone()),
-            None => match self.destinations.ready(conn, name, self.config)? {
-                Some((row, secrets, config)) => (row.destination(secrets)?, config.for_endpoints()),
-                None => (self.to.clone(), self.config.clone()),
+            None => match self.destinations.ready(conn, name, self.config) {
+                Ok(Some((row, secrets, config))) => {
+                    (row.destination(secrets)?, config.for_endpoints())
+                }
+                Ok(None) | Err(EndpointError::NoTables(_)) => {
+                    (self.to.clone(), self.config.clone())
+                }
+                Err(error) => return Err(error),
             },
         };
         let to = Destination {

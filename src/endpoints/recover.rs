@@ -14,7 +14,6 @@ use crate::store::operate::dead::{self, DeadFilter};
 use crate::store::operate::messages::LetterId;
 use crate::store::operate::missed;
 use crate::store::operate::waiting::{self, WaitingFilter};
-use crate::store::pinned::pinned;
 use crate::store::relay::pause;
 
 /// Which messages [`Endpoints::recover`] sends.
@@ -146,7 +145,7 @@ impl Endpoints<'_> {
         let done =
             change_all::<EndpointError>(conn, self.name, &filter, waiting::Act::Retry, bulk)?;
         if !is_dry {
-            pinned(conn, self.name, |conn, outbox| {
+            self.pinned(conn, |conn, outbox| {
                 if pause::close_breaker(conn, outbox, name)? {
                     note.audit(conn, outbox, Act::Resume, name)?;
                 }
@@ -161,9 +160,9 @@ impl Endpoints<'_> {
         conn: &mut PgConnection,
         name: &str,
     ) -> Result<Option<EndpointRow>, EndpointError> {
-        Ok(pinned(conn, self.name, |conn, outbox| {
+        self.pinned(conn, |conn, outbox| {
             store::endpoint_row(conn, outbox, self.which(name))
-        })?)
+        })
     }
 
     fn dead_letters(
@@ -180,7 +179,7 @@ impl Endpoints<'_> {
             .tenant_id(self.tenant)
             .since(since);
         let left = bulk.left();
-        let letters: Option<Vec<LetterId>> = pinned(conn, self.name, |conn, outbox| {
+        let letters: Option<Vec<LetterId>> = self.pinned(conn, |conn, outbox| {
             looking_for(conn, left, |conn| dead::matching(conn, outbox, &filter))
         })?;
         let Some(letters) = letters else {
@@ -195,7 +194,7 @@ impl Endpoints<'_> {
             left = rest;
             let requeued = match is_dry {
                 true => step.len(),
-                false => pinned(conn, self.name, |conn, outbox| {
+                false => self.pinned(conn, |conn, outbox| {
                     let count = dead::requeue_to(conn, outbox, step, name, note.as_str())?;
                     if count > 0 {
                         let act = Act::RecoverEndpoint;
@@ -219,7 +218,7 @@ impl Endpoints<'_> {
         // A row of plain SQL may have a filter that no relay can use.
         found.row.check()?;
         let left = bulk.left();
-        let wanted = pinned(conn, self.name, |conn, outbox| {
+        let wanted = self.pinned(conn, |conn, outbox| {
             missed::wanted(conn, outbox, found, since, left)
         })?;
         let Some(wanted) = wanted else {
@@ -229,7 +228,7 @@ impl Endpoints<'_> {
         let (operator, mut after) = (note.map(Note::as_str), None);
         loop {
             let left = bulk.left();
-            let page = pinned(conn, self.name, |conn, outbox| {
+            let page = self.pinned(conn, |conn, outbox| {
                 missed::look(conn, outbox, &wanted, after, left)
             })?;
             let Some(page) = page else {
@@ -242,7 +241,7 @@ impl Endpoints<'_> {
                     return Ok::<_, EndpointError>(None);
                 }
                 left = rest;
-                pinned(conn, self.name, |conn, outbox| {
+                self.pinned(conn, |conn, outbox| {
                     let done = missed::step(conn, outbox, &wanted, step, operator)?;
                     if let (
                         Some(note),

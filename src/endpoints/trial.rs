@@ -16,7 +16,6 @@ use crate::public_error::public_error;
 use crate::shows::shows;
 use crate::status::ReasonCode;
 use crate::store::endpoints::{self as store, AsSeen};
-use crate::store::pinned::pinned;
 use crate::store::relay::pause;
 
 /// The topic of a test.
@@ -120,13 +119,13 @@ impl Endpoints<'_> {
         if !answer.went_well {
             return Ok(false);
         }
-        Ok(pinned(conn, self.name, |conn, outbox| {
+        self.pinned(conn, |conn, outbox| {
             let seen = answer.seen();
             let is_same = store::hold_as_seen(conn, outbox, seen)?;
             Ok::<_, diesel::result::Error>(
                 is_same && pause::close_breaker(conn, outbox, seen.name)?,
             )
-        })?)
+        })
     }
 }
 

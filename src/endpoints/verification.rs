@@ -12,7 +12,6 @@ use crate::public_error::public_error;
 use crate::shows::shows;
 use crate::status::ReasonCode;
 use crate::store::endpoints::AsSeen;
-use crate::store::pinned::pinned;
 use crate::store::relay::verification::{self, Next};
 
 /// A try to verify an endpoint that is ready to be sent: see [`Endpoints::verify`].
@@ -134,7 +133,7 @@ impl Endpoints<'_> {
             name,
             updated_at: row.updated_at,
         };
-        let is_there = pinned(conn, self.name, |conn, outbox| {
+        let is_there = self.pinned(conn, |conn, outbox| {
             verification::hold(conn, outbox, seen, verifier.timeout())
         })?;
         Ok(is_there.then_some(EndpointCheck {
@@ -172,16 +171,14 @@ impl Endpoints<'_> {
             name: &answer.name,
             updated_at: answer.updated_at,
         };
-        Ok(pinned(conn, self.name, |conn, outbox| {
-            match &answer.failed {
-                None => verification::verified(conn, outbox, seen, answer.allowed_rate),
-                Some(why) => {
-                    let why = (why.text(), why.is_final);
-                    let next = verification::failed(conn, outbox, seen, (&why.0, why.1), false)?;
-                    Ok(!matches!(next, Next::Changed))
-                }
+        self.pinned(conn, |conn, outbox| match &answer.failed {
+            None => verification::verified(conn, outbox, seen, answer.allowed_rate),
+            Some(why) => {
+                let why = (why.text(), why.is_final);
+                let next = verification::failed(conn, outbox, seen, (&why.0, why.1), false)?;
+                Ok(!matches!(next, Next::Changed))
             }
-        })?)
+        })
     }
 }
 

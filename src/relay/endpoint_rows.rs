@@ -12,9 +12,11 @@ use super::registry::Registry;
 use super::serving::{Changes, Failing};
 use super::session::Session;
 use crate::hand::Hand;
+use crate::log;
 use crate::status::ReasonCode;
 use crate::store::brief::{Locks, Tried};
 use crate::store::endpoints::{self, AsSeen};
+use crate::store::pinned::look_for_endpoints;
 use crate::store::relay::failing::{self, Failures};
 use crate::store::relay::lease::{self, LeaseId};
 use crate::store::relay::own;
@@ -71,6 +73,9 @@ impl Rows for Session {
         locks: Locks,
     ) -> Answer<Tried<SinceThen>> {
         self.run_heeding(locks, |conn, name| {
+            if look_for_endpoints(conn, name)? {
+                log::info!(event = "endpoints_created", outbox:% = name; "the outbox {name} has tables of endpoints now: delivering to endpoints, too");
+            }
             // Read first, so that the rows are at least as new.
             let next = registrations::now(conn)?;
             let names = match read_to.filter(|one| one.is_of_server_of(&next)) {
@@ -103,8 +108,10 @@ impl Rows for Session {
             let asked = waiting.iter().chain(gone.keys()).map(String::as_str);
             let asked: Vec<&str> = asked.collect();
             let removed = pause::removed_of(conn, name, &asked)?.into_iter().collect();
+            // Nothing is read of tables that are not there: the next look reads all rows again.
+            let next = name.has_endpoints().then_some(next);
             if stamp.0 == 0 && known.is_empty() && removed == known.removed {
-                return Ok((None, Some(next)));
+                return Ok((None, next));
             }
             let others = served::others(conn, name)?;
             let failing = match (&only, failing_now == failing) {
@@ -144,7 +151,7 @@ impl Rows for Session {
                 registrations: None,
                 paused,
             };
-            Ok((Some(changes), Some(next)))
+            Ok((Some(changes), next))
         })
     }
 

@@ -18,7 +18,6 @@ use crate::log;
 use crate::routes::Refuses;
 use crate::store::brief::{Locks, Tried};
 use crate::store::endpoints::AsSeen;
-use crate::store::relay::claim::Reads;
 use crate::store::relay::glance::Marks;
 use crate::store::relay::lease::LeaseId;
 

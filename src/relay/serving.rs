@@ -39,7 +39,7 @@ use crate::store::endpoints::{AsSeen, EndpointRow as Row, Stamp};
 use crate::store::relay::claim::Reads;
 use crate::store::relay::failing::Failures;
 use crate::store::relay::pause::Paused;
-use crate::store::relay::registrations::ReadTo;
+use crate::store::relay::registrations::{ReadTo, Unread};
 use crate::store::relay::served::Others;
 
 /// One enabled endpoint, and what sends to it.
@@ -555,7 +555,10 @@ impl Directory for ServedEndpoints {
     }
 
     fn read_to(&self) -> Option<Arc<dyn Reads>> {
-        self.rows_read_to().map(|one| one as Arc<dyn Reads>)
+        Some(match self.rows_read_to() {
+            Some(read_to) => read_to,
+            None => Arc::new(Unread),
+        })
     }
 
     fn can_send(&self) -> bool {

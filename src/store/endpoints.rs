@@ -20,6 +20,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::absent::{all_endpoints, all_endpoints_text};
 use super::catalogue::pages_of;
 use super::filter::filter;
 use super::paused;
@@ -217,10 +218,6 @@ fn timestamp(time: SystemTime) -> PgTimestamp {
     from_micros(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
 }
 
-fn registered(name: &OutboxName) -> endpoint::table {
-    endpoint::table(name.endpoint())
-}
-
 /// An endpoint by its name. With a tenant: only if the endpoint is the tenant's.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Which<'a> {
@@ -267,7 +264,7 @@ pub(crate) fn insert(
 ) -> QueryResult<bool> {
     let policy = &one.policy;
     let disabled_by = (!one.enabled).then(|| one.disabled_by.unwrap_or(Hand::Owner).as_str());
-    insert_into(registered(name))
+    insert_into(all_endpoints(name))
         .values((
             (
                 endpoint::name.eq(&one.name),
@@ -336,7 +333,7 @@ pub(crate) fn lock(
     name: &OutboxName,
     which: Which<'_>,
 ) -> QueryResult<Option<Endpoint>> {
-    let found = registered(name).filter(is_it(which)).for_update();
+    let found = all_endpoints(name).filter(is_it(which)).for_update();
     only(conn, found.select(StoredRow::as_select()))
 }
 
@@ -359,7 +356,7 @@ pub(crate) fn write(
     let set_by = (!words.is_empty()).then(|| serde_json::json!(words).to_string());
     let is_set = changed.iter().any(|name| is_recorded(name));
     let disabled_by = one.disabled_by.map(Hand::as_str);
-    update(registered(name))
+    update(all_endpoints(name))
         .filter(endpoint::name.eq(&one.name))
         .set((
             has("url").then(|| endpoint::url.eq(&one.url)),
@@ -436,7 +433,7 @@ pub(crate) fn differing(before: &Endpoint, after: &Endpoint) -> Vec<&'static str
 
 /// Whether an endpoint of this name exists.
 pub(crate) fn exists(conn: &mut PgConnection, name: &OutboxName, which: &str) -> QueryResult<bool> {
-    let row = registered(name).filter(endpoint::name.eq(which));
+    let row = all_endpoints(name).filter(endpoint::name.eq(which));
     let found = row.select(endpoint::name).get_result::<String>(conn);
     Ok(found.optional()?.is_some())
 }
@@ -447,7 +444,7 @@ pub(crate) fn hold(
     name: &OutboxName,
     which: Which<'_>,
 ) -> QueryResult<bool> {
-    let row = registered(name).filter(is_it(which));
+    let row = all_endpoints(name).filter(is_it(which));
     let row = row.select(endpoint::name).for_key_share();
     let row = row.get_result::<String>(conn).optional()?;
     Ok(row.is_some())
@@ -458,7 +455,7 @@ pub(crate) fn get(
     name: &OutboxName,
     which: Which<'_>,
 ) -> QueryResult<Option<Endpoint>> {
-    let found = registered(name).filter(is_it(which));
+    let found = all_endpoints(name).filter(is_it(which));
     only(conn, found.select(StoredRow::as_select()))
 }
 
@@ -484,7 +481,7 @@ pub(crate) fn list(
         }),
         given(filter.after.as_deref(), |after| endpoint::name.gt(after)),
     ]);
-    let found = registered(name)
+    let found = all_endpoints(name)
         .filter(which)
         .order(endpoint::name)
         .limit(i64::try_from(limit).unwrap_or(i64::MAX))
@@ -534,7 +531,7 @@ pub(crate) fn counts_and_pages(
 ) -> QueryResult<(EndpointCounts, [i64; 2])> {
     let of = |state| count(endpoint::name).aggregate_filter(is_in_state(name, state));
     type Found = (i64, i64, i64, i64, i64, Option<i64>, Option<i64>);
-    let (working, unverified, paused, failing, disabled, one, other): Found = registered(name)
+    let (working, unverified, paused, failing, disabled, one, other): Found = all_endpoints(name)
         .select((
             of(EndpointState::Active),
             of(EndpointState::Unverified),
@@ -600,7 +597,7 @@ pub(crate) fn hold_as_seen(
     name: &OutboxName,
     seen: AsSeen<'_>,
 ) -> QueryResult<bool> {
-    let row = registered(name).filter(is_as_seen(seen));
+    let row = all_endpoints(name).filter(is_as_seen(seen));
     let row = row.select(endpoint::name).for_share();
     let row = row.get_result::<String>(conn).optional()?;
     Ok(row.is_some())
@@ -624,7 +621,7 @@ pub(crate) fn disable_as_seen(
             .le(clock_timestamp() - interval(time));
         since.is_not_null().and(is_long)
     })]);
-    update(registered(name))
+    update(all_endpoints(name))
         .filter(is_as_seen(seen))
         .filter(endpoint::enabled)
         .filter(fails)
@@ -643,7 +640,7 @@ pub(crate) fn tenants(
     name: &OutboxName,
     names: &[&str],
 ) -> QueryResult<HashMap<String, Uuid>> {
-    let found: Vec<(String, Uuid)> = registered(name)
+    let found: Vec<(String, Uuid)> = all_endpoints(name)
         .filter(endpoint::name.eq_any(names))
         .filter(endpoint::tenant_id.is_not_null())
         .select((endpoint::name, endpoint::tenant_id.assume_not_null()))
@@ -657,7 +654,7 @@ pub(crate) fn called(
     name: &OutboxName,
     names: &[&str],
 ) -> QueryResult<HashMap<String, (String, Option<String>)>> {
-    let found: Vec<(String, (String, Option<String>))> = registered(name)
+    let found: Vec<(String, (String, Option<String>))> = all_endpoints(name)
         .filter(endpoint::name.eq_any(names))
         .select((endpoint::name, (endpoint::url, endpoint::description)))
         .load(conn)?;
@@ -670,7 +667,7 @@ pub(crate) fn registration(
     name: &OutboxName,
     which: Which<'_>,
 ) -> QueryResult<Option<Uuid>> {
-    registered(name)
+    all_endpoints(name)
         .filter(is_it(which))
         .select(endpoint::id)
         .get_result(conn)
@@ -683,7 +680,7 @@ pub(crate) fn remove(
     name: &OutboxName,
     which: Which<'_>,
 ) -> QueryResult<bool> {
-    delete(registered(name))
+    delete(all_endpoints(name))
         .filter(is_it(which))
         .execute(conn)
         .map(|count| count > 0)
@@ -705,7 +702,7 @@ pub(crate) fn secrets(
     name: &OutboxName,
     which: Which<'_>,
 ) -> QueryResult<Option<Secrets>> {
-    registered(name)
+    all_endpoints(name)
         .filter(is_it(which))
         .select(Secrets::as_select())
         .get_result(conn)
@@ -718,7 +715,7 @@ pub(crate) fn secrets_of(
     name: &OutboxName,
     names: &[&str],
 ) -> QueryResult<Vec<Secrets>> {
-    registered(name)
+    all_endpoints(name)
         .filter(endpoint::name.eq_any(names))
         .order(endpoint::name)
         .select(Secrets::as_select())
@@ -732,7 +729,7 @@ pub(crate) fn secrets_behind(
     after: &str,
     limit: i64,
 ) -> QueryResult<Vec<Secrets>> {
-    registered(name)
+    all_endpoints(name)
         .filter(endpoint::name.gt(after))
         .order(endpoint::name)
         .limit(limit)
@@ -747,7 +744,7 @@ pub(crate) fn replace_secrets(
     before: &Secrets,
     after: &Secrets,
 ) -> QueryResult<bool> {
-    update(registered(name))
+    update(all_endpoints(name))
         .filter(endpoint::name.eq(&before.name))
         .filter(endpoint::secret.is_not_distinct_from(&before.secret))
         .filter(endpoint::auth.is_not_distinct_from(&before.auth))
@@ -778,8 +775,8 @@ const FAILING_STAMP: &str =
 pub(crate) fn stamp(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<(Stamp, i64)> {
     let (count, stamp, failing) = statement(format!(
         "SELECT count(*), (coalesce(sum({STAMP}), 0) % 9223372036854775807)::bigint,
-                (coalesce(sum({FAILING_STAMP}), 0) % 9223372036854775807)::bigint FROM {}",
-        name.endpoint()
+                (coalesce(sum({FAILING_STAMP}), 0) % 9223372036854775807)::bigint FROM {} d",
+        all_endpoints_text(name)
     ))
     .giving::<(BigInt, BigInt, BigInt)>()
     .get_result(conn)?;
@@ -792,7 +789,7 @@ pub(crate) fn stamps(
     name: &OutboxName,
     only: Option<&[&str]>,
 ) -> QueryResult<Vec<(String, i64)>> {
-    let rows = format!("SELECT name, {STAMP} FROM {}", name.endpoint());
+    let rows = format!("SELECT name, {STAMP} FROM {} d", all_endpoints_text(name));
     match only {
         None => statement(rows).giving::<(Text, BigInt)>().load(conn),
         Some(names) => statement(format!("{rows} WHERE name = ANY($1)"))
@@ -848,7 +845,7 @@ fn endpoint_rows_that(
     name: &OutboxName,
     is_meant: On<'_, endpoint::table>,
 ) -> QueryResult<Vec<EndpointRow>> {
-    let found = registered(name)
+    let found = all_endpoints(name)
         .filter(is_meant)
         .select((
             StoredRow::as_select(),
@@ -877,7 +874,7 @@ pub(crate) fn rotate(
     new: &str,
     keep: Duration,
 ) -> QueryResult<bool> {
-    let found: Option<(Option<String>, bool)> = registered(name)
+    let found: Option<(Option<String>, bool)> = all_endpoints(name)
         .filter(is_it(which))
         .for_update()
         .select((endpoint::secret, all_sign()))
@@ -889,7 +886,7 @@ pub(crate) fn rotate(
     let before = before.unwrap_or_default();
     let secrets = [new].into_iter().chain(signing(&before, all_sign));
     let secrets: Vec<&str> = secrets.take(MOST_SECRETS).collect();
-    update(registered(name))
+    update(all_endpoints(name))
         .filter(is_it(which))
         .set((
             endpoint::secret.eq(secrets.join(" ")),

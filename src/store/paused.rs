@@ -10,6 +10,7 @@ use diesel::prelude::{
 use diesel::result::QueryResult;
 use uuid::Uuid;
 
+use super::absent::all_endpoints;
 use super::sql::{On, all_of, clock_timestamp, given, id_text};
 use super::table::{endpoint, pause};
 use crate::hand::{Hand, PausedBy};
@@ -127,7 +128,7 @@ pub(super) fn of_tenants<'a>(
         .eq_any(ids.keys().copied().collect::<Vec<_>>());
     let is_asked = all_of([given(only, |names| endpoint::name.eq_any(names))]);
     let found: Vec<(Option<Uuid>, String)> =
-        QueryDsl::filter(endpoint::table(name.endpoint()), is_own.and(is_asked))
+        QueryDsl::filter(all_endpoints(name), is_own.and(is_asked))
             .select((endpoint::tenant_id, endpoint::name))
             .load(conn)?;
     let named = |(tenant, name): (Option<Uuid>, String)| {

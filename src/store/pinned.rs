@@ -9,7 +9,7 @@
 
 use diesel::connection::{SimpleConnection, TransactionManager};
 use diesel::result::{Error, QueryResult};
-use diesel::sql_types::{Nullable, Text};
+use diesel::sql_types::{Bool, Nullable, Text};
 use diesel::{Connection, PgConnection, RunQueryDsl, select};
 
 use super::sql::set_config;
@@ -20,25 +20,43 @@ use crate::name::OutboxName;
 /// tables first.
 pub(crate) const PATH: &str = "pg_catalog, pg_temp";
 
-/// The path of a connection, and the schema in which the connection finds the table with this quoted name.
-///
-/// Text: it queries PostgreSQL's catalogue, on an application's search path.
-fn place(conn: &mut PgConnection, table: &str) -> QueryResult<(String, Option<String>)> {
-    unprepared_statement(
-        "SELECT pg_catalog.current_setting('search_path'),
-                (SELECT n.nspname::pg_catalog.text
-                   FROM pg_catalog.pg_class c
-                   JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
-                  WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)::pg_catalog.oid)",
-    )
-    .bind::<Text, _>(table)
-    .giving::<(Text, Nullable<Text>)>()
-    .get_result(conn)
+/// Where a connection finds a table.
+struct Place {
+    /// The path of the connection.
+    path: String,
+    /// The schema of the table. `None`: there is no such table.
+    schema: Option<String>,
+    /// The table is an outbox that has at least one of the tables of endpoints. Without the other, it is damaged.
+    has_endpoints: bool,
 }
 
-fn in_place(name: &OutboxName, schema: Option<&str>) -> OutboxName {
-    match schema {
-        Some(schema) => name.found_in(schema),
+/// Finds the table with this quoted name.
+///
+/// Text: it queries PostgreSQL's catalogue, on an application's search path.
+fn place(conn: &mut PgConnection, table: &str) -> QueryResult<Place> {
+    let (path, schema, has_endpoints) = unprepared_statement(
+        "SELECT pg_catalog.current_setting('search_path'), n.nspname::pg_catalog.text,
+                EXISTS (SELECT FROM pg_catalog.pg_class e
+                         WHERE e.relnamespace OPERATOR(pg_catalog.=) n.oid
+                           AND (e.relname OPERATOR(pg_catalog.=) pg_catalog.concat(c.relname, '_endpoint')
+                             OR e.relname OPERATOR(pg_catalog.=) pg_catalog.concat(c.relname, '_registration')))
+           FROM (SELECT pg_catalog.to_regclass($1)::pg_catalog.oid AS oid) found
+           LEFT JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) found.oid
+           LEFT JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace",
+    )
+    .bind::<Text, _>(table)
+    .giving::<(Text, Nullable<Text>, Bool)>()
+    .get_result(conn)?;
+    Ok(Place {
+        path,
+        schema,
+        has_endpoints,
+    })
+}
+
+fn in_place(name: &OutboxName, place: &Place) -> OutboxName {
+    match &place.schema {
+        Some(schema) => name.found_in(schema, place.has_endpoints),
         // The statement that needs the missing table reports it.
         None => name.clone(),
     }
@@ -46,7 +64,18 @@ fn in_place(name: &OutboxName, schema: Option<&str>) -> OutboxName {
 
 /// The outbox, qualified with the schema in which this connection finds it.
 pub(crate) fn located(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<OutboxName> {
-    place(conn, &name.outbox()).map(|(_, schema)| in_place(name, schema.as_deref()))
+    Ok(in_place(name, &place(conn, &name.outbox())?))
+}
+
+/// Looks again for the tables of endpoints, if the outbox had none. `true`: they have been created since, and all clones of the
+/// name know.
+#[cfg(feature = "relay")]
+pub(crate) fn look_for_endpoints(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
+    let is_new = !name.has_endpoints() && place(conn, &name.outbox())?.has_endpoints;
+    if is_new {
+        name.found_endpoints();
+    }
+    Ok(is_new)
 }
 
 /// A table, qualified with the schema in which a new connection of this role finds it, both quoted. `None`: there is
@@ -55,11 +84,11 @@ pub(crate) fn located_by_default(
     conn: &mut PgConnection,
     table: &str,
 ) -> QueryResult<Option<String>> {
-    let (_, schema) = super::looking::looking(conn, None, |conn| {
+    let found = super::looking::looking(conn, None, |conn| {
         conn.batch_execute("SET LOCAL search_path TO DEFAULT")?;
         place(conn, table)
     })?;
-    Ok(schema.map(|schema| format!("\"{}\".{table}", schema.replace('"', "\"\""))))
+    Ok((found.schema).map(|schema| format!("\"{}\".{table}", schema.replace('"', "\"\""))))
 }
 
 /// Sets [`PATH`] until the connection closes.
@@ -76,12 +105,12 @@ pub(crate) fn pinned<T, E: From<Error>>(
 ) -> Result<T, E> {
     let is_nested = is_in_transaction(conn);
     conn.transaction(|conn| {
-        let (path, schema) = place(conn, &name.outbox())?;
+        let place = place(conn, &name.outbox())?;
         conn.batch_execute(&format!("SET LOCAL search_path = {PATH}"))?;
-        let worked = work(conn, &in_place(name, schema.as_deref()))?;
+        let worked = work(conn, &in_place(name, &place))?;
         // A transaction of the caller's would keep the path. The end of our own transaction resets it.
         if is_nested {
-            select(set_config("search_path", path, true)).execute(conn)?;
+            select(set_config("search_path", place.path, true)).execute(conn)?;
         }
         Ok(worked)
     })

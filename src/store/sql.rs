@@ -122,12 +122,6 @@ extern "SQL" {
         privilege: Text,
     ) -> Nullable<Bool>;
 
-    /// Creates an outbox. A function of this library, found by the search path. Its result must not be read.
-    fn outbox_create(name: Text) -> Text;
-
-    /// Adds the tables of endpoints to an outbox. As `outbox_create`.
-    fn outbox_create_endpoints(name: Text) -> Text;
-
     /// Takes the lock if it is free or this session's, and keeps it until the session ends.
     #[sql_name = "pg_catalog.pg_try_advisory_lock"]
     fn pg_try_advisory_lock(key: BigInt) -> Bool;

@@ -9,7 +9,7 @@ use diesel::{Connection, PgConnection};
 use super::relay::connection::{self, Limits, Plans};
 use super::relay::keyed_lock::keep_lock;
 use super::relay::lease::{self, LeaseId, Registration};
-use super::setup::migrate;
+use super::setup::migrate::{self, EndpointTables::WithOutbox};
 use crate::name::OutboxName;
 
 /// One thread plays all parts, so a statement that waits for another would wait forever without these timeouts.
@@ -24,17 +24,25 @@ pub(crate) struct Outbox {
 
 impl Outbox {
     pub(crate) fn new() -> Self {
+        let outbox = Self::without_endpoints();
+        let made = format!("SELECT public.outbox_create_endpoints('{}')", outbox.name);
+        outbox.connect().batch_execute(&made).expect("endpoints");
+        outbox
+    }
+
+    /// Without the tables of endpoints.
+    pub(crate) fn without_endpoints() -> Self {
         static MIGRATED: Once = Once::new();
         let url = std::env::var("DATABASE_URL")
             .expect("DATABASE_URL is set: run `make test`, or `scripts/with-postgres cargo test`");
         let mut conn = PgConnection::establish(&url).expect("PostgreSQL is running");
         MIGRATED.call_once(|| {
             let first = "outbox".parse().expect("a name");
-            migrate::migrate(&mut conn, &first).expect("migrations run");
+            migrate::migrate(&mut conn, &first, WithOutbox).expect("migrations run");
         });
         let schema = format!("test_{}", uuid::Uuid::now_v7().simple());
         conn.batch_execute(&format!(
-            "CREATE SCHEMA {schema}; SELECT public.outbox_create('{schema}.outbox'); SELECT public.outbox_create_endpoints('{schema}.outbox')"
+            "CREATE SCHEMA {schema}; SELECT public.outbox_create('{schema}.outbox')"
         ))
         .expect("an outbox");
         let name = format!("{schema}.outbox").parse().expect("a name");

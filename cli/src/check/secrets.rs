@@ -93,7 +93,7 @@ fn named(all: &[impl AsRef<str>]) -> String {
 pub(super) fn at_rest(conn: &mut PgConnection, config: &Config) -> Vec<Finding> {
     let outbox = Outbox::from(config.table.clone());
     let destinations = outbox.endpoints().with_keys(&config.secret_keys);
-    let found = match destinations.encryption(conn) {
+    let found = match program::or_none(destinations.encryption(conn)) {
         Ok(found) => found,
         Err(error) => return vec![unchecked(WHAT, &error)],
     };

@@ -356,6 +356,12 @@ pub(super) fn agreement(conn: &mut PgConnection, config: &Config) -> QueryResult
 
 pub(super) fn endpoints(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
     let mut found = Findings::new("endpoints");
+    let name = &config.table;
+    if !name.has_endpoints() {
+        return Ok(found.or_ok(format!(
+            "the outbox {name} has no tables of endpoints, and needs none for other destinations: `diesel-outbox migrate --with endpoints` creates them"
+        )));
+    }
     if let Some(found_disabled) = disabled(conn, &config.table)? {
         let (count, name) = (found_disabled.count, found_disabled.name);
         let why = found_disabled

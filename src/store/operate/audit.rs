@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
+use crate::store::absent::all_endpoints;
 use crate::store::pinned::pinned;
 use crate::store::place::{Place, Rfc3339};
 use crate::store::sql::{
@@ -253,7 +254,7 @@ pub(crate) fn audit(
 
 /// Blanks target and reason of acts that name the tenant or a destination of the tenant.
 pub(crate) fn blank(conn: &mut PgConnection, name: &OutboxName, tenant: Uuid) -> QueryResult<()> {
-    let of_tenant = endpoint::table(name.endpoint())
+    let of_tenant = all_endpoints(name)
         .filter(endpoint::tenant_id.assume_not_null().eq(tenant))
         .select(endpoint::name);
     let text = format!("%{tenant}%");

@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
+use crate::store::absent::all_endpoints;
 use crate::store::looking::looking;
 use crate::store::relay::pause::is_named;
 use crate::store::sql::{given, has_table_privilege, to_regclass};
@@ -27,7 +28,7 @@ pub(crate) const LOOK: i64 = 100_000;
 
 /// Declares the searches for the tenant's rows of a table: in the order of a column, after a value.
 macro_rules! looks {
-    ($($(#[$doc:meta])* $look:ident: $table:ident.$column:ident as $value:ty;)+) => {
+    ($($(#[$doc:meta])* $look:ident: $table:ident.$column:ident as $value:ty, $rows:expr;)+) => {
         $(
             $(#[$doc])*
             pub(crate) fn $look(
@@ -36,7 +37,8 @@ macro_rules! looks {
                 tenant: Uuid,
                 after: Option<$value>,
             ) -> QueryResult<Vec<$value>> {
-                let found = $table::table(name.$table())
+                let rows: fn(&OutboxName) -> $table::table = $rows;
+                let found = rows(name)
                     .filter($table::tenant_id.assume_not_null().eq(tenant))
                     .filter(crate::store::sql::all_of([given(after, |after| {
                         $table::$column.gt(after)
@@ -52,13 +54,13 @@ macro_rules! looks {
 
 looks! {
     /// Live messages.
-    live: outbox.sequence as i64;
-    dead_letters: dead.sequence as i64;
+    live: outbox.sequence as i64, |name| outbox::table(name.outbox());
+    dead_letters: dead.sequence as i64, |name| dead::table(name.dead());
     /// Message ids of the history, one for each entry.
-    attempts: attempt.message_id as Uuid;
+    attempts: attempt.message_id as Uuid, |name| attempt::table(name.attempt());
     /// Message ids of the ledger, one for each entry.
-    entries: ledger.message_id as Uuid;
-    endpoints: endpoint.name as String;
+    entries: ledger.message_id as Uuid, |name| ledger::table(name.ledger());
+    endpoints: endpoint.name as String, all_endpoints;
 }
 
 /// Removes these messages, except messages that a live relay holds. The ledger gets an entry for each, because no
@@ -115,7 +117,7 @@ pub(crate) fn blank_entries(
     ids: &[Uuid],
 ) -> QueryResult<usize> {
     let of_tenant = || {
-        endpoint::table(name.endpoint())
+        all_endpoints(name)
             .filter(endpoint::tenant_id.assume_not_null().eq(tenant))
             .select(endpoint::name)
     };
@@ -153,8 +155,11 @@ pub(crate) fn remove_endpoints(
     tenant: Uuid,
     names: &[String],
 ) -> QueryResult<usize> {
+    if !name.has_endpoints() {
+        return Ok(0);
+    }
     conn.transaction(|conn| {
-        let gone: Vec<String> = delete(endpoint::table(name.endpoint()))
+        let gone: Vec<String> = delete(all_endpoints(name))
             .filter(endpoint::name.eq_any(names))
             .filter(endpoint::tenant_id.assume_not_null().eq(tenant))
             .returning(endpoint::name)
@@ -193,16 +198,18 @@ pub(crate) fn check_rights(
     conn: &mut PgConnection,
     name: &OutboxName,
 ) -> Result<(), DatabaseError> {
-    let needed = [
+    let mut needed = vec![
         (name.outbox(), "DELETE"),
         (name.dead(), "DELETE"),
         (name.attempt(), "DELETE"),
         (name.ledger(), "UPDATE"),
-        (name.endpoint(), "DELETE"),
         (name.pause(), "DELETE"),
         (name.audit(), "UPDATE"),
         (name.request(), "DELETE"),
     ];
+    if name.has_endpoints() {
+        needed.push((name.endpoint(), "DELETE"));
+    }
     need(conn, name, "forget the tenant", &needed)
 }
 

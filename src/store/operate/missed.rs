@@ -23,6 +23,7 @@ use crate::endpoint::Endpoint;
 use crate::filter::{Filter, Outcome, evaluate};
 use crate::name::OutboxName;
 use crate::routes::matches_any;
+use crate::store::absent::all_endpoints;
 use crate::store::endpoints::EndpointRow;
 use crate::store::looking::{looking, looking_for};
 use crate::store::open_part;
@@ -234,7 +235,7 @@ pub(crate) fn step(
         Some(filter) => matching(conn, name, filter, &with_payload)?,
         None => with_payload.clone(),
     };
-    let found = endpoint::table(name.endpoint())
+    let found = all_endpoints(name)
         .filter(endpoint::name.eq(&wanted.name))
         .filter(endpoint::id.eq(wanted.registration))
         .select(endpoint::id);

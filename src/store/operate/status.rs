@@ -12,6 +12,7 @@ use diesel::{NullableExpressionMethods, PgConnection, select};
 
 use crate::name::OutboxName;
 use crate::routes::Serves;
+use crate::store::absent::all_endpoints;
 use crate::store::relay::claim::{Position, Stream, Topic};
 use crate::store::relay::failing;
 use crate::store::relay::lease::{self as relays, stands_by};
@@ -142,7 +143,7 @@ pub(crate) fn work(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Wo
             .filter(|one| lasts(one.left))
             .map(|one| (one.kind.as_str(), one.name.as_str()))
             .collect();
-        let disabled: HashSet<String> = endpoint::table(name.endpoint())
+        let disabled: HashSet<String> = all_endpoints(name)
             .filter(not(endpoint::enabled))
             .select(endpoint::name)
             .load(conn)?
@@ -156,7 +157,7 @@ pub(crate) fn work(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Wo
         });
     }
     let verification_due = endpoint::verification_due;
-    let unverified = endpoint::table(name.endpoint())
+    let unverified = all_endpoints(name)
         .filter(endpoint::enabled)
         .filter(endpoint::verification.ne("none"))
         .filter(endpoint::verified_at.is_null())

@@ -16,6 +16,7 @@ use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
 use crate::status::ReasonCode;
+use crate::store::absent::all_endpoints;
 use crate::store::endpoints::is_unverified;
 use crate::store::place::{from_micros, rfc3339};
 use crate::store::relay::lease::{SilentRelay, is_not_over, leases, silent};
@@ -696,7 +697,7 @@ fn stopped_of(
     name: &OutboxName,
     only: Option<&str>,
 ) -> QueryResult<HashMap<String, WaitReason>> {
-    let stopped: Vec<Stopped> = endpoint::table(name.endpoint())
+    let stopped: Vec<Stopped> = all_endpoints(name)
         .filter(not(endpoint::enabled).or(is_unverified()))
         .filter(is_only(only))
         .select((
@@ -732,7 +733,7 @@ fn rates(
     name: &OutboxName,
     only: Option<&str>,
 ) -> QueryResult<HashMap<String, String>> {
-    let limited: Vec<(String, Option<String>, Option<String>)> = endpoint::table(name.endpoint())
+    let limited: Vec<(String, Option<String>, Option<String>)> = all_endpoints(name)
         .filter((endpoint::rate.is_not_null()).or(endpoint::allowed_rate.is_not_null()))
         .filter(is_only(only))
         .select((endpoint::name, endpoint::rate, endpoint::allowed_rate))

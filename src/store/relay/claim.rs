@@ -151,9 +151,6 @@ pub(crate) trait Reads: Debug + Send + Sync {
 
     /// For surveys: a number for all changes; null: there are none.
     fn changed<'a>(&'a self, name: &OutboxName) -> On<'a, NoFromClause, Nullable<BigInt>>;
-
-    /// Whether this was read from the server that was started at this time.
-    fn is_of(&self, server: i64) -> bool;
 }
 
 /// The relay that claims.

@@ -62,14 +62,14 @@ mod tests {
     use diesel::result::Error;
 
     use super::*;
-    use crate::store::setup::migrate;
+    use crate::store::setup::migrate::{self, EndpointTables::WithOutbox};
 
     #[test]
     fn messages_that_are_held_or_keyed_or_new_are_not_late() {
         let url = std::env::var("DATABASE_URL")
             .expect("DATABASE_URL is set: run `make test`, or `scripts/with-postgres cargo test`");
         let mut conn = PgConnection::establish(&url).expect("PostgreSQL is running");
-        migrate::migrate(&mut conn, &OutboxName::default()).expect("migrations run");
+        migrate::migrate(&mut conn, &OutboxName::default(), WithOutbox).expect("migrations run");
         let schema = format!("claimable_{}", uuid::Uuid::now_v7().simple());
         let name: OutboxName = format!("{schema}.outbox").parse().expect("a name");
         conn.batch_execute(&format!(

@@ -18,6 +18,7 @@ use diesel::{PgConnection, update};
 
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
+use crate::store::absent::all_endpoints;
 use crate::store::endpoints::{AsSeen, is_as_seen};
 use crate::store::sql::{On, all_of, clock_timestamp, given, interval};
 use crate::store::table::endpoint;
@@ -81,7 +82,7 @@ pub(crate) fn record(
     failed: Option<(Duration, ReasonCode)>,
 ) -> QueryResult<Option<Recorded>> {
     let (failed_for, reason) = failed.unzip();
-    let table = || endpoint::table(name.endpoint());
+    let table = || all_endpoints(name);
     let found: Option<(Option<PgTimestamp>, bool, PgTimestamp)> = table()
         .filter(is_as_seen(seen))
         .for_no_key_update()
@@ -134,7 +135,7 @@ fn is_overdue() -> On<'static, endpoint::table> {
 
 /// The number of these endpoints.
 pub(crate) fn count_overdue(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<i64> {
-    let overdue = endpoint::table(name.endpoint()).filter(is_overdue());
+    let overdue = all_endpoints(name).filter(is_overdue());
     overdue.count().get_result(conn)
 }
 
@@ -144,7 +145,7 @@ pub(crate) fn record_overdue(
     conn: &mut PgConnection,
     name: &OutboxName,
 ) -> QueryResult<Vec<(String, Turned)>> {
-    let table = || endpoint::table(name.endpoint());
+    let table = || all_endpoints(name);
     let overdue: Vec<(String, PgTimestamp, String)> = table()
         .filter(is_overdue())
         .for_no_key_update()
@@ -176,7 +177,7 @@ pub(crate) fn all(
     only: Option<&[&str]>,
 ) -> QueryResult<Vec<(String, Failures)>> {
     let is_meant = all_of([given(only, |names| endpoint::name.eq_any(names))]);
-    let found = endpoint::table(name.endpoint())
+    let found = all_endpoints(name)
         .filter(endpoint::failing_since.is_not_null())
         .filter(is_meant)
         .select((

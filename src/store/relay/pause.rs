@@ -17,6 +17,7 @@ use uuid::Uuid;
 use crate::hand::Hand;
 use crate::name::OutboxName;
 use crate::status::ReasonCode;
+use crate::store::absent::{all_endpoints, all_endpoints_text};
 pub use crate::store::paused::Pausable;
 pub(super) use crate::store::paused::pauses;
 use crate::store::paused::{is_on, of_tenants};
@@ -108,7 +109,7 @@ pub(in crate::store) fn removed_again(name: &OutboxName, rows: &str) -> String {
           ORDER BY r.destination
          ON CONFLICT (kind, name, paused_by) DO UPDATE SET paused_at = clock_timestamp()",
         pause = name.pause(),
-        destination = name.endpoint(),
+        destination = all_endpoints_text(name),
         reason = ReasonCode::DestinationRemoved.as_str(),
         of_route = Uuid::nil(),
     )
@@ -431,7 +432,7 @@ pub(crate) fn forget_removed(
     for one in oldest {
         conn.transaction(|conn| {
             // A row that is locked here cannot be removed before the mark. A row that is just being removed is left out.
-            let there = endpoint::table(name.endpoint());
+            let there = all_endpoints(name);
             let there = QueryDsl::filter(there, endpoint::name.eq(&one));
             let there = there.select(endpoint::name).for_key_share().skip_locked();
             let has_returned = !there.load::<String>(conn)?.is_empty();

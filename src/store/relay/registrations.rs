@@ -3,23 +3,24 @@
 
 use std::collections::BTreeSet;
 
-use diesel::dsl::{not, sum};
+use diesel::dsl::{case_when, not, sum};
 use diesel::expression::{AppearsOnTable, Expression, SelectableExpression, ValidGrouping};
 use diesel::internal::table_macro::NoFromClause;
 use diesel::pg::Pg;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl,
-    TextExpressionMethods,
+    BoolExpressionMethods, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl,
+    RunQueryDsl, TextExpressionMethods,
 };
 use diesel::query_builder::{AstPass, QueryFragment, QueryId};
 use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Bool, Nullable, Text, Timestamptz};
-use diesel::{PgConnection, delete};
+use diesel::{PgConnection, delete, select};
 
 use super::claim::Reads;
 use crate::name::OutboxName;
-use crate::store::sql::{On, clock_timestamp, coalesce, hashtext};
+use crate::store::absent::all_endpoints;
+use crate::store::sql::{On, clock_timestamp, coalesce, hashtext, to_regclass};
 use crate::store::statement::statement;
 use crate::store::table::{endpoint, outbox, registration};
 
@@ -35,6 +36,11 @@ pub(crate) struct ReadTo {
 }
 
 impl ReadTo {
+    /// Whether this was read from the server that was started at this time.
+    pub(crate) fn is_of(&self, server: i64) -> bool {
+        self.server.0 == server
+    }
+
     /// Whether both were read from the same server.
     pub(crate) fn is_of_server_of(&self, other: &Self) -> bool {
         self.server == other.server
@@ -88,23 +94,57 @@ macro_rules! number_of {
     };
 }
 
+/// 0 if the table of records is there, which a relay has not seen yet; null: it is not.
+macro_rules! appeared {
+    ($name:expr) => {
+        select(case_when(
+            to_regclass($name.registration()).is_not_null(),
+            0.into_sql::<BigInt>(),
+        ))
+        .single_value()
+    };
+}
+
+/// No row was read.
+#[derive(Debug)]
+pub(crate) struct Unread;
+
+impl Reads for Unread {
+    fn seen<'a>(&'a self, name: &OutboxName) -> On<'a, outbox::table, Nullable<BigInt>> {
+        match name.has_endpoints() {
+            true => Box::new(None::<i64>.into_sql::<Nullable<BigInt>>()),
+            // The tables may be created before a message that this claim takes.
+            false => Box::new(appeared!(name)),
+        }
+    }
+
+    fn changed<'a>(&'a self, name: &OutboxName) -> On<'a, NoFromClause, Nullable<BigInt>> {
+        match name.has_endpoints() {
+            true => Box::new(None::<i64>.into_sql::<Nullable<BigInt>>()),
+            false => Box::new(appeared!(name)),
+        }
+    }
+}
+
 impl Reads for ReadTo {
     fn seen<'a>(&'a self, name: &OutboxName) -> On<'a, outbox::table, Nullable<BigInt>> {
-        Box::new(number_of!(name, IsNew(self).and(registration::is_new)))
+        match name.has_endpoints() {
+            true => Box::new(number_of!(name, IsNew(self).and(registration::is_new))),
+            false => Unread.seen(name),
+        }
     }
 
     /// Also for old secrets that have stopped signing.
     fn changed<'a>(&'a self, name: &OutboxName) -> On<'a, NoFromClause, Nullable<BigInt>> {
-        let ended = endpoint::table(name.endpoint())
+        if !name.has_endpoints() {
+            return Unread.changed(name);
+        }
+        let ended = all_endpoints(name)
             .filter(has_ended(self))
             .select(sum(hashtext(endpoint::name)));
         let ended = coalesce(ended.single_value(), 0);
         let changed = coalesce(number_of!(name, IsNew(self)), 0);
         Box::new((changed + ended).nullable())
-    }
-
-    fn is_of(&self, server: i64) -> bool {
-        self.server.0 == server
     }
 }
 
@@ -141,7 +181,7 @@ pub(crate) fn names(
         .load(conn)?
         .into_iter()
         .collect();
-    let ended = endpoint::table(name.endpoint()).filter(has_ended(read_to));
+    let ended = all_endpoints(name).filter(has_ended(read_to));
     names.extend(ended.select(endpoint::name).load::<String>(conn)?);
     Ok(names)
 }
@@ -152,7 +192,7 @@ pub(crate) fn forget(
     name: &OutboxName,
     then: Option<&ReadTo>,
 ) -> QueryResult<ReadTo> {
-    if let Some(then) = then {
+    if let Some(then) = then.filter(|_| name.has_endpoints()) {
         delete(registration::table(name.registration()))
             .filter(not(IsNew(then)))
             .execute(conn)?;
@@ -163,7 +203,6 @@ pub(crate) fn forget(
 #[cfg(test)]
 mod tests {
     use diesel::connection::SimpleConnection;
-    use diesel::select;
 
     use super::*;
     use crate::store::tests::Outbox;

@@ -15,6 +15,7 @@ use super::topics::{self, KnownTopic, Patterns, correct_or_declare, did_you_mean
 use crate::name::OutboxName;
 use crate::routes::{Refuses, Routes, Serves, matches_any, nearest_pattern};
 use crate::status::ReasonCode;
+use crate::store::absent::{all_endpoints, all_endpoints_text};
 use crate::store::sql::MaybeJson;
 use crate::store::statement::unprepared_statement;
 use crate::store::table::{endpoint, lease};
@@ -66,7 +67,7 @@ pub(crate) fn served(
             .copied()
             .filter(|one| !one.is_empty())
             .collect();
-        let there = endpoint::table(name.endpoint())
+        let there = all_endpoints(name)
             .filter(endpoint::name.eq_any(&names))
             .select(endpoint::name);
         let mut there = there.load::<String>(conn)?;
@@ -86,8 +87,8 @@ pub(crate) fn served(
 /// Text: `unnest` of a column in FROM.
 fn wanted(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<(String, String)>> {
     unprepared_statement(format!(
-        "SELECT pattern, min(name) FROM {} CROSS JOIN unnest(topics) pattern WHERE enabled GROUP BY 1",
-        name.endpoint()
+        "SELECT pattern, min(name) FROM {} d CROSS JOIN unnest(topics) pattern WHERE enabled GROUP BY 1",
+        all_endpoints_text(name)
     ))
     .giving::<(Text, Text)>()
     .load(conn)

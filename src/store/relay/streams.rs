@@ -242,7 +242,7 @@ mod tests {
     use diesel::connection::SimpleConnection;
 
     use super::*;
-    use crate::store::setup::migrate;
+    use crate::store::setup::migrate::{self, EndpointTables::WithOutbox};
     use crate::store::tests::Outbox;
 
     #[test]
@@ -329,7 +329,7 @@ mod tests {
         url.set_path(&database);
         let mut conn = connect(&url);
         let name = OutboxName::default();
-        migrate::migrate(&mut conn, &name).expect("migrations run");
+        migrate::migrate(&mut conn, &name, WithOutbox).expect("migrations run");
         conn.batch_execute(
             "INSERT INTO outbox (topic, payload) SELECT topic, '1' FROM unnest(ARRAY['z', 'Ą', 'á']) topic",
         )

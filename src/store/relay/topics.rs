@@ -13,6 +13,7 @@ use crate::name::OutboxName;
 use crate::own_topics::is_own;
 use crate::routes::{Serves, matches_any, nearest_pattern};
 use crate::status::Status;
+use crate::store::absent::{all_endpoints, all_endpoints_text};
 use crate::store::looking::looking_briefly;
 use crate::store::place::Rfc3339;
 use crate::store::sql::{On, clock_timestamp, interval};
@@ -310,7 +311,7 @@ pub(crate) fn without_subscriber(
 
 /// Whether any destination is registered.
 pub(crate) fn has_endpoints(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
-    let any = endpoint::table(name.endpoint()).select(endpoint::name);
+    let any = all_endpoints(name).select(endpoint::name);
     select(exists(any)).get_result(conn)
 }
 
@@ -324,8 +325,8 @@ pub(crate) fn subscribed(
 ) -> QueryResult<Vec<String>> {
     let which = if with_all { "" } else { "WHERE pattern <> '*'" };
     unprepared_statement(format!(
-        "SELECT DISTINCT pattern FROM {} CROSS JOIN unnest(topics) pattern {which} ORDER BY 1",
-        name.endpoint()
+        "SELECT DISTINCT pattern FROM {} d CROSS JOIN unnest(topics) pattern {which} ORDER BY 1",
+        all_endpoints_text(name)
     ))
     .giving::<(Text,)>()
     .load::<(String,)>(conn)
@@ -369,7 +370,7 @@ pub(crate) fn count_freed(
                  WHERE wanted.topic = o.topic AND d.enabled AND d.created_at <= o.created_at
                    AND (d.tenant_id IS NULL OR d.tenant_id = o.tenant_id)))
            FROM {outbox} o WHERE o.destination = '' AND o.topic = ANY($1)",
-        destination = name.endpoint(),
+        destination = all_endpoints_text(name),
         outbox = name.outbox(),
     ))
     .bind::<Array<Text>, _>(&topics)

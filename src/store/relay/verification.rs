@@ -18,6 +18,7 @@ use crate::config::{LONGEST_SEND, Rate};
 use crate::hand::Hand;
 use crate::name::OutboxName;
 use crate::public_error::NOT_VERIFIED;
+use crate::store::absent::all_endpoints;
 use crate::store::endpoints::{AsSeen, disable_as_seen, is_as_seen};
 use crate::store::sql::{clock_timestamp, interval};
 use crate::store::table::endpoint;
@@ -66,7 +67,7 @@ pub(crate) fn take(
         .collect();
     let due = || {
         let at = endpoint::verification_due;
-        endpoint::table(name.endpoint())
+        all_endpoints(name)
             .filter(endpoint::enabled)
             .filter(endpoint::verified_at.is_null())
             .filter(
@@ -124,7 +125,7 @@ pub(crate) fn hold(
     timeout: Duration,
 ) -> QueryResult<bool> {
     let until = clock_timestamp() + interval(timeout.saturating_add(MARGIN));
-    update(endpoint::table(name.endpoint()))
+    update(all_endpoints(name))
         .filter(is_as_seen(seen))
         .set(endpoint::verification_due.eq(until.nullable()))
         .execute(conn)
@@ -138,7 +139,7 @@ pub(crate) fn verified(
     seen: AsSeen<'_>,
     rate: Option<Rate>,
 ) -> QueryResult<bool> {
-    let count = update(endpoint::table(name.endpoint()))
+    let count = update(all_endpoints(name))
         .filter(is_as_seen(seen))
         .set((
             endpoint::verified_at.eq(clock_timestamp().nullable()),
@@ -162,7 +163,7 @@ pub(crate) fn failed(
     (error, is_final): (&str, bool),
     own_events: bool,
 ) -> QueryResult<Next> {
-    let table = || endpoint::table(name.endpoint());
+    let table = || all_endpoints(name);
     let error: String = error.chars().take(LONGEST_ERROR).collect();
     conn.transaction(|conn| {
         let tries: Option<i32> = table()

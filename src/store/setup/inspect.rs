@@ -13,7 +13,9 @@ use diesel::{PgConnection, select};
 pub(crate) use self::complete::check;
 pub(super) use self::complete::check_migrated;
 #[cfg(feature = "relay")]
-pub(super) use self::complete::{OF_OWNER, TABLES_AND_VIEW, function, parts};
+pub(super) use self::complete::{
+    OF_OWNER, TABLES_AND_VIEW, function, is_of_endpoints, may_lack, parts,
+};
 
 use crate::name::OutboxName;
 use crate::store::catalogue::{pg_attribute, pg_trigger};

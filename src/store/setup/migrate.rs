@@ -6,13 +6,12 @@ use diesel::connection::SimpleConnection;
 use diesel::prelude::{Connection, ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 use diesel::sql_types::Bool;
-use diesel::{PgConnection, insert_into, select};
+use diesel::{PgConnection, insert_into};
 
 use super::inspect;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::store::pinned::pinned;
-use crate::store::sql::{outbox_create, outbox_create_endpoints};
+use crate::store::pinned::{located, pinned};
 use crate::store::statement::unprepared_statement;
 
 diesel::table! {
@@ -92,16 +91,53 @@ fn only_if(condition: &str, sql: &str) -> String {
     )
 }
 
+/// When a migration creates the tables of endpoints, which an outbox may lack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndpointTables {
+    /// Together with the outbox. An outbox that is there stays with or without them.
+    WithOutbox,
+    /// Not now. Those of an outbox that is there stay.
+    Never,
+    /// Also for an outbox that is there.
+    Always,
+}
+
+impl EndpointTables {
+    /// SQL that creates an outbox.
+    fn creation(self, name: &OutboxName) -> String {
+        let outbox = format!("SELECT outbox_create('{name}');");
+        match self {
+            Self::WithOutbox | Self::Always => format!("{outbox}\n{}", endpoints_creation(name)),
+            Self::Never => outbox,
+        }
+    }
+}
+
+/// SQL that adds the tables of endpoints to an outbox.
+fn endpoints_creation(name: &OutboxName) -> String {
+    format!("SELECT outbox_create_endpoints('{name}');")
+}
+
+/// SQL that creates an outbox like this one: with the tables of endpoints, or without.
+pub(in crate::store::setup) fn creation_like(name: &OutboxName, found: &OutboxName) -> String {
+    match found.has_endpoints() {
+        true => EndpointTables::WithOutbox.creation(name),
+        false => EndpointTables::Never.creation(name),
+    }
+}
+
 /// Applies the missing steps, and creates the outbox `name` if it is missing. A step that a migration of the
 /// application has applied is only recorded. Returns a description of each change. Two processes may migrate at once:
 /// each step is applied once.
 pub(crate) fn migrate(
     conn: &mut PgConnection,
     name: &OutboxName,
+    endpoints: EndpointTables,
 ) -> Result<Vec<String>, DatabaseError> {
     conn.transaction(|conn| {
         lock(conn)?;
         let mut done = Vec::new();
+        let is_new = !inspect::table_exists(conn, name)?;
         let applied: Vec<String> = outbox_migrations::table
             .select(outbox_migrations::version)
             .load(conn)?;
@@ -110,7 +146,10 @@ pub(crate) fn migrate(
                 continue;
             }
             let is_recorded = applied.iter().any(|version| version == step.version);
-            let is_created = create(conn, step.is_there, step.up)?;
+            let is_created = match step.version {
+                FIRST_OUTBOX => create(conn, step.is_there, &endpoints.creation(name))?,
+                _ => create(conn, step.is_there, step.up)?,
+            };
             // A step may be recorded and missing: a migration of the application has reverted it.
             if is_recorded && !is_created {
                 continue;
@@ -126,9 +165,22 @@ pub(crate) fn migrate(
             });
         }
         if !inspect::table_exists(conn, name)? {
-            select(outbox_create(name.to_string())).execute(conn)?;
-            select(outbox_create_endpoints(name.to_string())).execute(conn)?;
+            conn.batch_execute(&endpoints.creation(name))?;
             done.push(format!("created outbox {name}"));
+        }
+        let has_endpoints = located(conn, name)?.has_endpoints();
+        match endpoints {
+            EndpointTables::Always if !has_endpoints => {
+                conn.batch_execute(&endpoints_creation(name))?;
+                done.push(format!("created the tables of endpoints of {name}"));
+            }
+            EndpointTables::Never if is_new => {
+                done.push(format!("left out the tables of endpoints of {name}"));
+            }
+            EndpointTables::Never if has_endpoints => done.push(format!(
+                "the outbox {name} has the tables of endpoints already: they stay"
+            )),
+            _ => {}
         }
         // An existing outbox may be damaged.
         pinned(conn, name, inspect::check_migrated)?;
@@ -193,13 +245,19 @@ fn is_true(conn: &mut PgConnection, condition: &str) -> QueryResult<bool> {
         .get_result(conn)
 }
 
-/// The SQL of all steps for the outbox `name`, to copy into a migration of the application.
-pub(crate) fn printed(direction: Direction, name: &OutboxName) -> String {
+/// The SQL of all steps for the outbox `name`, to copy into a migration of the application. With
+/// [`EndpointTables::Always`]: only what adds the tables of endpoints.
+pub(crate) fn printed(
+    direction: Direction,
+    name: &OutboxName,
+    endpoints: EndpointTables,
+) -> String {
+    if endpoints == EndpointTables::Always {
+        return endpoints_creation(name);
+    }
     let printed = |step: &Step| {
         let text = match (direction, step.version) {
-            (Direction::Up, FIRST_OUTBOX) => format!(
-                "SELECT outbox_create('{name}');\nSELECT outbox_create_endpoints('{name}');"
-            ),
+            (Direction::Up, FIRST_OUTBOX) => endpoints.creation(name),
             (Direction::Down, FIRST_OUTBOX) => format!("SELECT outbox_drop('{name}');"),
             (Direction::Up, _) => step.up.to_owned(),
             (Direction::Down, _) => step.down.to_owned(),

@@ -8,7 +8,8 @@ use std::fmt::Write;
 use diesel::sql_types::{Array, Bool, Text};
 use diesel::{PgConnection, RunQueryDsl};
 
-use super::inspect::{self, OF_OWNER, function};
+use super::inspect::{self, OF_OWNER, function, is_of_endpoints, may_lack};
+use super::migrate::EndpointTables;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::store::statement::{statement, unprepared_statement};
@@ -164,34 +165,38 @@ const READER: Role = Role {
 };
 
 /// SQL that creates the roles and grants their rights on the outbox `name`.
-pub(crate) fn printed(name: &OutboxName) -> String {
+pub(crate) fn printed(name: &OutboxName, endpoints: EndpointTables) -> String {
+    let roles: &[&Role] = match endpoints {
+        EndpointTables::WithOutbox => &[&ENQUEUER, &CANCELLER, &REGISTRAR, &RELAY, &READER],
+        EndpointTables::Never => &[&ENQUEUER, &CANCELLER, &RELAY, &READER],
+        EndpointTables::Always => return printed_for_endpoints(name),
+    };
     let mut sql = String::from(
         "-- Roles with minimal rights for one outbox.
 --
 -- They cannot log in: GRANT outbox_enqueuer TO the role of your application, and outbox_relay TO the
 -- role of the relay. Roles belong to the server, not to a database: leave out the CREATE ROLE lines if
 -- the roles exist.
-CREATE ROLE outbox_enqueuer;
-CREATE ROLE outbox_canceller;
-CREATE ROLE outbox_registrar;
-CREATE ROLE outbox_relay;
-CREATE ROLE outbox_reader;
-CREATE ROLE outbox_receiver;
 ",
     );
+    let names: Vec<&str> = roles.iter().map(|role| role.name).collect();
     // Writing to a string cannot fail.
+    for role in names.iter().chain(&["outbox_receiver"]) {
+        let _ = writeln!(sql, "CREATE ROLE {role};");
+    }
     if let Some(schema) = name.schema() {
         let _ = writeln!(
             sql,
-            "\nGRANT USAGE ON SCHEMA {schema} TO outbox_enqueuer, outbox_canceller, outbox_registrar, outbox_relay, outbox_reader;"
+            "\nGRANT USAGE ON SCHEMA {schema} TO {};",
+            names.join(", ")
         );
     }
-    for role in [&ENQUEUER, &CANCELLER, &REGISTRAR, &RELAY, &READER] {
+    for role in roles {
         let _ = writeln!(sql, "\n-- {}", role.what);
-        for of_table in role.rights.chunk_by(|(a, ..), (b, ..)| a == b) {
-            let rights = of_table.iter().map(|(_, what, columns)| on(what, columns));
-            let grant = grant(rights.collect(), &name.suffixed(of_table[0].0), role.name);
-            let _ = writeln!(sql, "{};", wrapped(&grant));
+        let is_meant =
+            |suffix: &str| endpoints != EndpointTables::Never || !is_of_endpoints(suffix);
+        for of_table in role.tables().filter(|of_table| is_meant(of_table[0].0)) {
+            let _ = writeln!(sql, "{};", role.granted(name, of_table));
         }
         // The default of message_id. Servers may revoke EXECUTE from PUBLIC.
         let inserts = |(table, what, _): &Right| table.is_empty() && *what == "INSERT";
@@ -221,6 +226,50 @@ GRANT SELECT, DELETE ON outbox_inbox TO outbox_relay;
 ",
     );
     sql
+}
+
+/// The same for the tables of endpoints, in an outbox that gets them later: the other roles are there.
+fn printed_for_endpoints(name: &OutboxName) -> String {
+    let mut sql = format!(
+        "-- The rights that an outbox needs in addition for endpoints. Run this in the transaction that creates
+-- their tables, so that running relays can read them at once.
+CREATE ROLE {};
+",
+        REGISTRAR.name
+    );
+    if let Some(schema) = name.schema() {
+        let _ = writeln!(sql, "GRANT USAGE ON SCHEMA {schema} TO {};", REGISTRAR.name);
+    }
+    let _ = writeln!(sql, "\n-- {}", REGISTRAR.what);
+    for of_table in REGISTRAR.tables() {
+        let _ = writeln!(sql, "{};", REGISTRAR.granted(name, of_table));
+    }
+    let _ = writeln!(
+        sql,
+        "GRANT EXECUTE ON FUNCTION outbox_message_id() TO {};",
+        REGISTRAR.name
+    );
+    sql.push('\n');
+    for role in [&RELAY, &READER] {
+        for of_table in role.tables().filter(|one| is_of_endpoints(one[0].0)) {
+            let _ = writeln!(sql, "{};", role.granted(name, of_table));
+        }
+    }
+    sql
+}
+
+impl Role {
+    /// The rights, table by table.
+    fn tables(&self) -> impl Iterator<Item = &'static [Right]> {
+        self.rights.chunk_by(|(a, ..), (b, ..)| a == b)
+    }
+
+    /// The statement that grants these rights on a table.
+    fn granted(&self, name: &OutboxName, of_table: &[Right]) -> String {
+        let rights = of_table.iter().map(|(_, what, columns)| on(what, columns));
+        let table = name.suffixed(of_table[0].0);
+        wrapped(&grant(rights.collect(), &table, self.name))
+    }
 }
 
 /// Privileges on these columns, or on the whole table.
@@ -276,7 +325,11 @@ pub(crate) fn missing(
     name: &OutboxName,
 ) -> Result<Vec<String>, DatabaseError> {
     let (mut tables, mut privileges, mut columns) = (Vec::new(), Vec::new(), Vec::new());
-    for (suffix, of_right, on) in RELAY.rights {
+    let needed = RELAY
+        .rights
+        .iter()
+        .filter(|(suffix, ..)| !may_lack(name, suffix));
+    for (suffix, of_right, on) in needed {
         for privilege in of_right.split(", ") {
             for column in on.split(", ") {
                 tables.push(name.suffixed(suffix));
@@ -348,6 +401,7 @@ mod tests {
     #[test]
     fn the_documented_roles_are_the_printed_roles() {
         let documented = include_str!("../../../docs/roles.sql");
-        assert_eq!(documented, printed(&OutboxName::default()));
+        let printed = printed(&OutboxName::default(), EndpointTables::WithOutbox);
+        assert_eq!(documented, printed);
     }
 }

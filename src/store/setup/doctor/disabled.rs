@@ -9,6 +9,7 @@ use diesel::{PgConnection, PgExpressionMethods};
 
 use crate::config::Mode;
 use crate::name::OutboxName;
+use crate::store::absent::all_endpoints;
 use crate::store::endpoints::is_unverified;
 use crate::store::sql::On;
 use crate::store::table::endpoint;
@@ -48,7 +49,7 @@ fn found(
     outbox: &OutboxName,
     which: fn() -> On<'static, endpoint::table>,
 ) -> QueryResult<Option<Found>> {
-    let rows = || endpoint::table(outbox.endpoint()).filter(which());
+    let rows = || all_endpoints(outbox).filter(which());
     let last: Option<(String, Option<String>, Option<String>)> = rows()
         .order(endpoint::updated_at.desc())
         .select((
@@ -81,7 +82,7 @@ pub(crate) fn signed_in_binary(
         Mode::Binary => Box::new(endpoint::mode.is_null().or(own)),
         _ => Box::new(own),
     };
-    let (count, first): (i64, Option<String>) = endpoint::table(outbox.endpoint())
+    let (count, first): (i64, Option<String>) = all_endpoints(outbox)
         .filter(endpoint::enabled)
         .filter(endpoint::secret.is_not_null())
         .filter(is_binary)

@@ -12,12 +12,11 @@ use diesel::{BoolExpressionMethods, ExpressionMethods, PgConnection, RunQueryDsl
 use super::suffixes;
 use crate::name::OutboxName;
 use crate::store::looking::looking;
-use crate::store::setup::migrate::STEPS;
+use crate::store::setup::migrate::{STEPS, creation_like};
 use crate::store::sql::{
-    current_database, current_setting, has_database_privilege, outbox_create,
-    outbox_create_endpoints, pg_is_in_recovery, to_regclass,
+    current_database, current_setting, has_database_privilege, pg_is_in_recovery, to_regclass,
 };
-use crate::store::statement::{statement, unprepared, unprepared_statement};
+use crate::store::statement::{statement, unprepared_statement};
 
 /// The suffixes of the indexes, for relays and for operators.
 const INDEXES: [&str; 20] = [
@@ -42,6 +41,9 @@ const INDEXES: [&str; 20] = [
     "_reg_xid",
     "_pause_at",
 ];
+
+/// Those of the tables of endpoints.
+const OF_ENDPOINTS: [&str; 3] = ["_endpoint_tenant", "_endpoint_secrets", "_reg_xid"];
 
 /// A part of an outbox as the server describes it, without the schema's name.
 #[derive(Debug, Clone, PartialEq, Eq, diesel::Queryable)]
@@ -81,9 +83,7 @@ pub(crate) fn compare(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
             "CREATE SCHEMA {schema}; SET LOCAL search_path = {schema}, pg_catalog; {}",
             STEPS[0].up
         ))?;
-        // Not cached as a prepared statement: the function is dropped with its schema.
-        unprepared(select(outbox_create(made.to_string()))).execute(conn)?;
-        unprepared(select(outbox_create_endpoints(made.to_string()))).execute(conn)?;
+        conn.batch_execute(&creation_like(&made, name))?;
         // So that every name is shown with its schema.
         conn.batch_execute("SET LOCAL search_path = pg_catalog")?;
         Ok(Compared {
@@ -184,7 +184,9 @@ pub(crate) fn missing_indexes(
     name: &OutboxName,
 ) -> QueryResult<Vec<String>> {
     let mut missing = Vec::new();
-    for index in INDEXES.map(|suffix| name.suffixed(suffix)) {
+    let is_meant = |suffix: &&str| name.has_endpoints() || !OF_ENDPOINTS.contains(suffix);
+    for suffix in INDEXES.into_iter().filter(is_meant) {
+        let index = name.suffixed(suffix);
         if select(to_regclass(&index).is_null()).get_result(conn)? {
             missing.push(index);
         }

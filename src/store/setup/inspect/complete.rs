@@ -39,6 +39,19 @@ pub(in crate::store::setup) const TABLES_AND_VIEW: &[(&str, &[(&str, &str)])] = 
     ("_messages", messages::COLUMNS),
 ];
 
+/// The tables of endpoints, by suffix: an outbox may lack both.
+const OF_ENDPOINTS: [&str; 2] = ["_endpoint", "_registration"];
+
+/// Whether this table is one of those of endpoints.
+pub(in crate::store::setup) fn is_of_endpoints(suffix: &str) -> bool {
+    OF_ENDPOINTS.contains(&suffix)
+}
+
+/// Whether this outbox may do without the table.
+pub(in crate::store::setup) fn may_lack(name: &OutboxName, suffix: &str) -> bool {
+    is_of_endpoints(suffix) && !name.has_endpoints()
+}
+
 /// Names and types of a table's columns.
 fn columns_of(conn: &mut PgConnection, table: &str) -> QueryResult<Vec<(String, String)>> {
     let kind = format_type(pg_attribute::atttypid, None::<i32>);
@@ -245,7 +258,7 @@ fn compare(
 ) -> Result<(), DatabaseError> {
     if !table_exists(conn, name)? {
         return Err(DatabaseError::Schema(format!(
-            "there is no outbox \"{name}\" in this database: run `diesel-outbox migrate`, or SELECT outbox_create('{name}'); SELECT outbox_create_endpoints('{name}') in a migration of yours. If the outbox is in a schema outside the search path of the role, name the schema, as in shop.outbox (OUTBOX_TABLE); the role needs USAGE on that schema"
+            "there is no outbox \"{name}\" in this database: run `diesel-outbox migrate`, or SELECT outbox_create('{name}') in a migration of yours. If the outbox is in a schema outside the search path of the role, name the schema, as in shop.outbox (OUTBOX_TABLE); the role needs USAGE on that schema"
         )));
     }
     if setting(conn, "server_encoding")? == "SQL_ASCII" {
@@ -253,6 +266,9 @@ fn compare(
         return Err(DatabaseError::Schema(wrong.to_owned()));
     }
     for (suffix, columns) in TABLES_AND_VIEW {
+        if may_lack(name, suffix) {
+            continue;
+        }
         let table = name.suffixed(suffix);
         let found = columns_of(conn, &table)?;
         if found.is_empty() {
