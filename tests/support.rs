@@ -81,6 +81,20 @@ impl Database {
 
     /// In a schema of this name, which must not exist yet.
     pub fn in_schema(url: &str, schema: &str) -> Self {
+        let database = Self::bare(url, schema);
+        database.execute("SELECT public.outbox_create_endpoints('{o}')");
+        database
+    }
+
+    /// Without the tables of endpoints.
+    pub fn without_endpoints() -> Self {
+        Self::bare(
+            &database_url(),
+            &format!("t_{}", uuid::Uuid::now_v7().simple()),
+        )
+    }
+
+    fn bare(url: &str, schema: &str) -> Self {
         static MIGRATED: Once = Once::new();
         let mut conn = PgConnection::establish(url).expect("PostgreSQL is there");
         if url == database_url() {
@@ -95,7 +109,7 @@ impl Database {
                 .expect("migrations run");
         }
         conn.batch_execute(&format!(
-            "CREATE SCHEMA {schema}; SELECT public.outbox_create('{schema}.outbox'); SELECT public.outbox_create_endpoints('{schema}.outbox')"
+            "CREATE SCHEMA {schema}; SELECT public.outbox_create('{schema}.outbox')"
         ))
         .expect("an outbox");
         Self {

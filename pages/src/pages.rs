@@ -81,6 +81,9 @@ impl Refusal {
             Self::Taken(words) | Self::Invalid(words) | Self::Wrong(Wrong { what: words, .. }) => {
                 bad_request(visit, words)
             }
+            Self::Endpoint(error @ EndpointError::NoTables(_)) => {
+                without_endpoints(visit, &error.to_string())
+            }
             Self::Endpoint(error) => bad_request(visit, &format!("{error}.")),
             Self::Away(error) => database_away(visit, &format!("{error:#}")),
         }
@@ -264,6 +267,16 @@ fn bad_request(visit: &Visit<'_>, words: &str) -> Response {
     let content = html! { h1 { "Invalid request" } p.refused { (words) } };
     let page = visit.page("Invalid request");
     page.status(StatusCode::BAD_REQUEST).answer(&content)
+}
+
+/// The page for an outbox that has no endpoints, and how it gets them.
+fn without_endpoints(visit: &Visit<'_>, why: &str) -> Response {
+    let content = html! { h1 { "Endpoints" } p { "There are no endpoints here: " (why) "." } };
+    let page = visit.page("Endpoints");
+    match visit.request.method {
+        Method::POST => page.status(StatusCode::NOT_IMPLEMENTED).answer(&content),
+        _ => page.answer(&content),
+    }
 }
 
 /// The page for a failed database, with its error.

@@ -599,6 +599,10 @@ impl Refusal {
             Self::Error(EndpointError::Invalid(error)) if error.key().ends_with(".url") => {
                 (INVALID, words.invalid_url.into())
             }
+            Self::Error(error @ EndpointError::NoTables(_)) => {
+                log::warn!(event = "portal_failed", path = path, error:% = error; "the portal cannot answer {path}: {error}");
+                (StatusCode::NOT_IMPLEMENTED, words.not_set_up.into())
+            }
             Self::Condition(..) | Self::Error(_) => (INVALID, words.invalid_value.into()),
             Self::TooOften => (StatusCode::TOO_MANY_REQUESTS, words.too_often.into()),
             Self::Unavailable(error) => {
@@ -744,7 +748,7 @@ impl Asked<'_> {
         let (status, hint) = refusal.words(words, &self.request.path);
         let title = match status {
             StatusCode::NOT_FOUND => words.not_found,
-            StatusCode::SERVICE_UNAVAILABLE => words.unavailable,
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::NOT_IMPLEMENTED => words.unavailable,
             _ => words.invalid_request,
         };
         let content = html! {

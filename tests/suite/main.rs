@@ -108,3 +108,4 @@ mod waits;
 mod wake;
 mod watch;
 mod wire;
+mod without_endpoints;

@@ -125,7 +125,7 @@ pub(crate) fn answer(site: &Site, request: &Request, path: &str) -> Response {
 
 impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Self {
-        use diesel_outbox::endpoints::EndpointError::{Invalid, TooMany};
+        use diesel_outbox::endpoints::EndpointError::{Invalid, NoTables, TooMany};
         match refusal {
             Refusal::Missing(words) => Self::new(StatusCode::NOT_FOUND, words),
             Refusal::Taken(words) => Self::new(StatusCode::CONFLICT, words),
@@ -134,6 +134,9 @@ impl From<Refusal> for Problem {
             Refusal::Endpoint(Invalid(error)) => Self::invalid(error.reason()).of_setting(&error),
             Refusal::Endpoint(error @ TooMany(_)) => {
                 Self::new(StatusCode::CONFLICT, error.to_string())
+            }
+            Refusal::Endpoint(error @ NoTables(_)) => {
+                Self::new(StatusCode::NOT_IMPLEMENTED, error.to_string())
             }
             Refusal::Endpoint(error) => Self::invalid(error.to_string()),
             Refusal::Away(error) => {

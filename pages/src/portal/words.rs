@@ -53,7 +53,7 @@ words! {
     request response headers payload not_kept payload_hidden failed_attempts attempt error enqueued
     back not_found not_found_hint invalid_request choose_topic unknown_topic description_too_long invalid_time too_many invalid_url url_refused
     invalid_value too_often
-    unavailable unavailable_hint form_expired not_allowed
+    unavailable unavailable_hint not_set_up form_expired not_allowed
     link_needed link_needed_hint link_expired link_invalid link_hint
     done_added done_changed done_enabled done_paused done_resumed done_removed done_again done_recovered done_recovering done_verified
 }

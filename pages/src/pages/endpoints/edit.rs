@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use diesel_outbox::admin::Note;
 use diesel_outbox::config::{SigningSecret, Verification};
-use diesel_outbox::endpoints::{Endpoint, EndpointAnswer, EndpointCheck};
+use diesel_outbox::endpoints::{Endpoint, EndpointAnswer, EndpointCheck, EndpointFilter};
 use diesel_outbox::program::{self, Act};
 use http::StatusCode;
 use maud::{Markup, html};
@@ -38,7 +38,13 @@ pub(in crate::pages) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
         return Ok(Response::text(StatusCode::FORBIDDEN, why));
     }
     let (found, title) = match visit.get("name") {
-        "" => (None, "Register an endpoint".to_owned()),
+        "" => {
+            // An outbox without endpoints has no form.
+            on(visit, &visit.site.searches, |conn, _, endpoints| {
+                endpoints.list(conn, &EndpointFilter::default(), 0)
+            })?;
+            (None, "Register an endpoint".to_owned())
+        }
         name => (Some(get(visit, name)?), format!("Change {name}")),
     };
     let form = form(visit.guest, found.as_ref());

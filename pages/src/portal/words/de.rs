@@ -190,6 +190,7 @@ pub(super) const WORDS: Words = Words {
     too_often: "Warten Sie eine Minute: Es waren zu viele Änderungen oder Anfragen an Ihre Endpunkte in kurzer Zeit.",
     unavailable: "Gerade nicht verfügbar",
     unavailable_hint: "Bitte versuchen Sie es in einer Minute erneut.",
+    not_set_up: "Webhooks sind hier noch nicht eingerichtet.",
     form_expired: "Dieses Formular ist abgelaufen oder gehört zu einer anderen Sitzung. Laden Sie die Seite neu.",
     not_allowed: "Das dürfen Sie nicht.",
 

@@ -190,6 +190,7 @@ pub(super) const WORDS: Words = Words {
     too_often: "Wait a minute: there were too many changes, or requests to your endpoints, in a short time.",
     unavailable: "Not available right now",
     unavailable_hint: "Please try again in a minute.",
+    not_set_up: "Webhooks are not set up here yet.",
     form_expired: "This form has expired or belongs to another session. Reload the page and try again.",
     not_allowed: "You may not do this.",
 
