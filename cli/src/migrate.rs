@@ -23,10 +23,10 @@ pub(crate) struct Options {
     /// With --print: print the SQL of roles with minimal rights, for enqueueing, relaying and reading
     #[arg(long, requires = "print", conflicts_with = "down")]
     roles: bool,
-    /// Leave these parts out of an outbox that is created now: endpoints, feeds (which no outbox has yet)
+    /// Leave the tables of these parts out of an outbox that is created now. No outbox has feeds yet
     #[arg(long, value_name = "PART", value_delimiter = ',', conflicts_with_all = ["with", "down"])]
     without: Vec<Part>,
-    /// Add this part to an outbox that was created without: endpoints
+    /// Add the tables of this part, also to an outbox that was created without them
     #[arg(long, value_name = "PART", conflicts_with = "down")]
     with: Option<Added>,
 }

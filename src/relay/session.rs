@@ -351,7 +351,16 @@ impl Session {
             return None;
         };
         let Connected { conn, .. } = self.conn.as_mut()?;
-        match pinned(conn, &self.outbox, self.check) {
+        let had_endpoints = self.outbox.has_endpoints();
+        let check = self.check;
+        let checked = pinned(conn, &self.outbox, |conn, name| {
+            // Tables that this relay has used are not left out, but lost.
+            if had_endpoints {
+                name.found_endpoints();
+            }
+            check(conn, name)
+        });
+        match checked {
             Err(DatabaseError::Schema(what)) => Some(what),
             Ok(()) | Err(_) => None,
         }

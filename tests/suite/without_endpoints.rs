@@ -135,6 +135,24 @@ fn a_running_relay_notices_endpoints_that_are_created_later() {
     }
 }
 
+/// R70: tables that a relay has used are not left out, but lost.
+#[test]
+fn a_relay_whose_tables_of_endpoints_are_dropped_names_them() {
+    let database = Database::new();
+    let (billing, audit) = (Receiver::ok(), Receiver::ok());
+    let relay = relay(&database, &billing, &audit).start().expect("a relay");
+    database.execute("DROP TABLE {o}_endpoint, {o}_registration");
+    eventually("the relay names a table", || {
+        relay.health().to_string().contains("is damaged: the table")
+    });
+    database.execute("DROP TRIGGER outbox_address ON {o}");
+    database.execute("DROP FUNCTION {o}_address(), {o}_endpoint_state(text)");
+    database.execute("SELECT public.outbox_create_endpoints('{o}')");
+    database.enqueue_message(message("invoice.made"));
+    billing.wait_for(1);
+    end(&relay);
+}
+
 /// R70: what a role with the rights of an outbox without endpoints sees.
 #[test]
 fn the_library_names_what_is_missing() {

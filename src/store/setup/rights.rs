@@ -231,8 +231,9 @@ GRANT SELECT, DELETE ON outbox_inbox TO outbox_relay;
 /// The same for the tables of endpoints, in an outbox that gets them later: the other roles are there.
 fn printed_for_endpoints(name: &OutboxName) -> String {
     let mut sql = format!(
-        "-- The rights that an outbox needs in addition for endpoints. Run this in the transaction that creates
--- their tables, so that running relays can read them at once.
+        "-- The rights for endpoints, in an outbox that gets their tables later. Run this in the transaction that
+-- creates the tables, so that running relays can read the tables at once. Leave out the CREATE ROLE line
+-- if the role exists.
 CREATE ROLE {};
 ",
         REGISTRAR.name
