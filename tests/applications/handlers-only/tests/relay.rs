@@ -70,3 +70,25 @@ fn a_relay_without_http_gives_messages_to_handlers_and_no_url() {
         .collect();
     assert_eq!(waiting, ["member.joined to \"\"", "order.paid to \"acme\""]);
 }
+
+/// R70: an outbox that `outbox_create` alone has made.
+#[test]
+fn a_relay_without_http_needs_no_tables_of_endpoints() {
+    let mut conn = PgConnection::establish(&url()).expect("PostgreSQL is there");
+    diesel_outbox::migrate(&mut conn, Outbox::default().name()).expect("migrated");
+    diesel::sql_query("SELECT outbox_create('bare')")
+        .execute(&mut conn)
+        .expect("an outbox");
+    let outbox = Outbox::new("bare").expect("a name");
+    let (paid, orders) = mpsc::channel();
+    let relay = Relay::builder(url())
+        .outbox("bare")
+        .on::<OrderPaid>(move |event, _| Ok(paid.send(event.order_id)?))
+        .start()
+        .expect("started");
+    conn.transaction(|conn| outbox.enqueue(conn, &OrderPaid { order_id: 8 }))
+        .expect("enqueued");
+    assert_eq!(orders.recv_timeout(PATIENCE), Ok(8));
+    relay.shutdown(PATIENCE).expect("a clean shutdown");
+    assert_eq!(relay.stats().delivered, 1);
+}
