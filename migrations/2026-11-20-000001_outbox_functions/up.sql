@@ -854,6 +854,10 @@ BEGIN
         RAISE EXCEPTION 'the limit must be 1 endpoint or more, not %', most
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    IF to_regclass(format('%I.%I', s, t || '_endpoint')) IS NULL THEN
+        RAISE EXCEPTION 'the outbox % has no tables of endpoints: create them with outbox_create_endpoints', name
+            USING ERRCODE = 'undefined_table';
+    END IF;
     EXECUTE format('DROP TRIGGER IF EXISTS outbox_endpoint_most ON %I.%I', s, t || '_endpoint');
     EXECUTE format('DROP TRIGGER IF EXISTS outbox_endpoint_most_moved ON %I.%I', s, t || '_endpoint');
     EXECUTE format('CREATE TRIGGER outbox_endpoint_most AFTER INSERT ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s(%4$s)',

@@ -304,6 +304,15 @@ fn endpoints_are_a_part_that_is_added_once_to_an_outbox_that_is_there() {
     refused("later", "there is no outbox later in the schema public");
     let before = database.objects();
     database.execute("SELECT outbox_create('later')");
+    let limit = "SELECT outbox_endpoint_limit('later', 10)";
+    let error = database
+        .connect()
+        .batch_execute(limit)
+        .expect_err("no tables");
+    assert!(
+        error.to_string().contains("outbox_create_endpoints"),
+        "{error}"
+    );
     // Enqueueing needs no endpoints, even for a destination that the message names.
     database.execute("INSERT INTO later (topic, destination, payload) VALUES ('a', 'b', '1')");
     database.execute("SELECT outbox_create_endpoints('later'); DELETE FROM later");
