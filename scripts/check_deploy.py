@@ -84,9 +84,9 @@ def problems_of_the_guide():
 
 
 def check_problems():
-    in_code = set(re.findall(r'^        [A-Z]\w+ = "(\w+)",$', read("src/relay/health.rs"), re.M))
+    in_code = set(re.findall(r'^        [A-Z]\w+ = "(\w+)",$', read("src/engine/observe/health.rs"), re.M))
     for name in sorted(in_code ^ problems_of_the_guide()):
-        fail(f"the problem {name} is only in one of src/relay/health.rs and docs/operating.md")
+        fail(f"the problem {name} is only in one of src/engine/observe/health.rs and docs/operating.md")
 
 
 def check_alerts(metrics):

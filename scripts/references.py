@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks what ARCHITECTURE.md and docs/decisions.md name: files, functions in files, and decisions that others cite.
 
-`relay/fate.rs` is a file below src/ or of the repository; `relay/fate.rs::unsent` also names a word in that file. A
+`engine/claim/fate.rs` is a file below src/ or of the repository; `engine/claim/fate.rs::unsent` also names a word in that file. A
 comment or page that cites `docs/decisions.md#two-clocks` needs the heading `two clocks`.
 """
 

@@ -5,11 +5,13 @@
 //! A flag wins over the environment, the environment over the file, the file over the default.
 
 pub(crate) mod admin;
+mod agreement;
 mod auth;
 pub(crate) mod destination;
 pub(crate) mod environment;
 #[cfg(feature = "file")]
 mod file;
+mod for_engine;
 mod ledger_payload;
 pub(crate) mod log_format;
 mod no_proxy;

@@ -1,11 +1,6 @@
 //! Dispatchers send messages, and return an outcome for each.
 
 pub(crate) mod fence;
-#[cfg(feature = "http")]
-pub(crate) mod http;
-#[cfg(not(feature = "http"))]
-#[path = "dispatch/without_http.rs"]
-pub(crate) mod http;
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -86,7 +81,7 @@ pub trait Dispatcher: Send + Sync + 'static {
 }
 
 /// Sends messages one by one, except for those behind a message of their key that is not delivered.
-fn in_order<'m>(
+pub(crate) fn in_order<'m>(
     messages: impl Iterator<Item = &'m Message>,
     send: impl Fn(&Message) -> Outcome,
 ) -> impl Iterator<Item = Outcome> {
@@ -104,15 +99,15 @@ fn in_order<'m>(
 
 /// The keys of a batch of which a message is not delivered.
 #[derive(Default)]
-struct CutKeys<'m>(HashSet<(&'m str, &'m str)>);
+pub(crate) struct CutKeys<'m>(HashSet<(&'m str, &'m str)>);
 
 impl<'m> CutKeys<'m> {
-    fn add(&mut self, message: &'m Message) {
+    pub(crate) fn add(&mut self, message: &'m Message) {
         self.0.extend(Self::key(message));
     }
 
     /// The outcome of a message that must not be sent, because it is behind one that is not delivered.
-    fn behind(&self, message: &'m Message) -> Option<Outcome> {
+    pub(crate) fn behind(&self, message: &'m Message) -> Option<Outcome> {
         let is_cut = Self::key(message).is_some_and(|key| self.0.contains(&key));
         let why = "not sent: an earlier message of the key is not delivered";
         is_cut.then(|| Outcome::Wait(Failure::new(ReasonCode::Failed, why)))

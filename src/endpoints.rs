@@ -54,25 +54,34 @@
 //! Lowering the limit removes no endpoints.
 
 mod acts;
-mod deliveries;
-#[cfg(feature = "http")]
-pub(crate) mod forward;
-mod recover;
-#[cfg(feature = "http")]
-mod trial;
-#[cfg(feature = "http")]
-mod verification;
+pub(crate) mod database;
+pub(crate) mod endpoint;
+mod failing;
+mod fair;
+mod filter_troubles;
+pub(crate) mod keeper;
+mod old_records;
+mod overdue;
+mod pool;
+pub(crate) mod public_error;
+pub(crate) mod roster;
+mod sealed;
+pub(crate) mod serving;
+pub(crate) mod sql;
+pub(crate) mod turns;
+mod verifications;
+pub(crate) mod workers;
 
 pub use self::acts::{Encryption, EndpointError, Endpoints};
-pub use self::recover::Recover;
-#[cfg(feature = "http")]
-pub use self::trial::{EndpointTest, TestAnswer};
-#[cfg(feature = "http")]
-pub use self::verification::{EndpointAnswer, EndpointCheck};
-pub use crate::endpoint::{Endpoint, EndpointState};
+pub use self::endpoint::{Endpoint, EndpointState};
+pub use self::sql::rows::EndpointFilter;
 pub use crate::hand::Hand;
-pub use crate::store::endpoints::EndpointFilter;
-pub use crate::store::operate::deliveries::{
+pub use crate::operate::endpoints::recover::Recover;
+#[cfg(feature = "http")]
+pub use crate::operate::endpoints::trial::{EndpointTest, TestAnswer};
+#[cfg(feature = "http")]
+pub use crate::operate::endpoints::verification::{EndpointAnswer, EndpointCheck};
+pub use crate::operate::sql::deliveries::{
     Deliveries, Delivery, DeliveryDetails, DeliveryFilter, FailedAttempt,
 };
-pub use crate::store::operate::ledger::DeliveryCount;
+pub use crate::operate::sql::ledger::DeliveryCount;

@@ -7,6 +7,7 @@
 mod context;
 mod error;
 mod group;
+pub(crate) mod groups;
 mod pool;
 
 use std::collections::BTreeMap;

@@ -31,18 +31,21 @@
 //! ([`inbox_retention`](crate::config::Config::inbox_retention)). Keep a row for as long as its message may
 //! arrive again: until its last attempt, and longer if an operator may requeue its dead letter.
 
+#[cfg(feature = "relay")]
+pub(crate) mod cleaning;
+pub(crate) mod sql;
+
 use std::fmt::Display;
 use std::time::Duration;
 
 use diesel::PgConnection;
 use diesel::result::{Error, QueryResult};
 
+use self::sql::{self as inbox, Forgetting};
 use crate::migrations::Direction;
-use crate::store::check_transaction;
-use crate::store::setup::migrate;
-use crate::store::whole::transaction;
-use crate::store::write::inbox;
-use crate::store::write::inbox::Forgetting;
+use crate::sql::check_transaction;
+use crate::sql::setup::migrate;
+use crate::sql::whole::transaction;
 
 /// The maximum length of a source or a message id, in bytes. The table has the same limit.
 pub const MAX_KEY_BYTES: usize = 1024;

@@ -53,19 +53,78 @@
 // Without the relay, HTTP or the program, items of other modules that only they use are dead code.
 #![cfg_attr(
     not(all(feature = "http", feature = "program")),
-    allow(dead_code, unused_imports, unreachable_pub)
+    allow(dead_code, unused_imports, unused_macros, unreachable_pub)
 )]
 // docs.rs shows which feature each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-// Layer 0: plain types and pure functions.
+// The face.
+#[cfg(feature = "relay")]
+pub mod admin;
+#[cfg(feature = "relay")]
+mod builder;
+#[cfg(feature = "http")]
+pub mod guide;
+#[cfg(feature = "program")]
+pub mod program;
+pub mod testing;
+
+// Migrations, and the doctor.
+#[cfg(feature = "relay")]
+mod doctor;
+mod migrations;
+
+// Acts and questions of operators.
+#[cfg(feature = "relay")]
+mod operate;
+
+// Endpoints: rows that somebody registered.
+#[cfg(feature = "relay")]
+pub mod endpoints;
+#[cfg(feature = "relay")]
+pub mod filter;
+
+// Handlers and receivers.
+#[cfg(feature = "schemars")]
+pub mod catalogue;
+#[cfg(feature = "relay")]
+pub mod handlers;
+pub mod inbox;
+#[cfg(feature = "http")]
+pub mod receive;
+
+// One message out over HTTP, one outcome back.
+#[cfg(feature = "http")]
+mod http;
+#[cfg(all(feature = "relay", not(feature = "http")))]
+#[path = "without_http.rs"]
+mod http;
+
+// Settings.
+#[cfg(feature = "relay")]
+pub mod config;
+
+// The engine: claims, sends, settles.
+#[cfg(feature = "relay")]
+mod engine;
+
+// Enqueueing.
 mod aggregate;
+mod event;
+mod outbox;
+
+// What statements are made of.
+mod sql;
+
+// The simulation of the engine with endpoints, above all rooms.
+#[cfg(all(test, feature = "relay"))]
+mod simulation;
+
+// Plain types and functions.
 #[cfg(feature = "relay")]
 mod backoff;
 #[cfg(feature = "relay")]
 mod clock;
-#[cfg(feature = "relay")]
-pub mod config;
 #[cfg(feature = "relay")]
 mod config_error;
 #[cfg(feature = "relay")]
@@ -73,11 +132,8 @@ mod deadline;
 #[cfg(feature = "relay")]
 mod delivery;
 #[cfg(feature = "relay")]
-mod endpoint;
+mod dispatch;
 mod error;
-mod event;
-#[cfg(feature = "relay")]
-pub mod filter;
 mod hand;
 mod header;
 #[cfg(feature = "relay")]
@@ -94,80 +150,41 @@ mod own_topics;
 #[cfg(feature = "http")]
 mod provider;
 #[cfg(feature = "relay")]
-mod public_error;
-#[cfg(feature = "relay")]
 mod route;
-#[cfg(feature = "relay")]
-mod routes;
-#[cfg(feature = "relay")]
-mod sealed;
+pub mod rows;
+pub mod schema;
 mod shows;
 mod status;
 mod words;
-
-// Layer 1: the database, and dispatch to receivers.
-#[cfg(feature = "relay")]
-mod calls;
-#[cfg(feature = "relay")]
-mod dispatch;
-pub mod rows;
-pub mod schema;
-#[cfg(feature = "relay")]
-mod spans;
-mod store;
-
-// Layer 2: migrations, enqueueing and relaying.
-mod migrations;
-mod outbox;
-#[cfg(feature = "relay")]
-mod relay;
-
-// Layer 3: for operators, for receivers inside and outside the process, and for tests.
-#[cfg(feature = "relay")]
-pub mod admin;
-#[cfg(feature = "schemars")]
-pub mod catalogue;
-#[cfg(feature = "relay")]
-pub mod endpoints;
-#[cfg(feature = "http")]
-pub mod guide;
-#[cfg(feature = "relay")]
-pub mod handlers;
-pub mod inbox;
-#[cfg(feature = "program")]
-pub mod program;
-#[cfg(feature = "http")]
-pub mod receive;
-pub mod testing;
 
 pub use crate::aggregate::{Aggregate, Events};
 #[cfg(feature = "relay")]
 pub use crate::backoff::{Backoff, BadBackoff};
 #[cfg(feature = "relay")]
+pub use crate::builder::{Relay, RelayBuilder};
+#[cfg(feature = "relay")]
 pub use crate::config::destination::Destination;
 #[cfg(feature = "relay")]
 pub use crate::config_error::ConfigError;
-#[cfg(feature = "http")]
-pub use crate::dispatch::http::HttpDispatcher;
 #[cfg(feature = "relay")]
 pub use crate::dispatch::{Dispatcher, Failure, Outcome, Pause, Response};
+#[cfg(feature = "relay")]
+pub use crate::engine::host::{Observer, RelayHandle, Settled, ShutdownError, StartError, Stats};
+#[cfg(feature = "relay")]
+pub use crate::engine::observe::health::{Health, Problem, ProblemKind};
 pub use crate::error::{DatabaseError, EnqueueError};
 pub use crate::event::{DecodeError, Event, IntoMessage, decode_current};
+#[cfg(feature = "http")]
+pub use crate::http::HttpDispatcher;
 pub use crate::message::{Due, MAX_PAYLOAD_BYTES, Message, MessageError, NewMessage, Sequence};
 pub use crate::migrations::{Direction, MIGRATIONS, Migrations, migrate};
 pub use crate::name::{BadName, OutboxName};
+pub use crate::outbox::sql::insert::Insert;
+pub use crate::outbox::sql::waiting::{Answer, Changed, MessageRef, Part, PartState};
 pub use crate::outbox::{Enqueued, Outbox, TraceContext};
-#[cfg(feature = "relay")]
-pub use crate::relay::builder::{Relay, RelayBuilder};
-#[cfg(feature = "relay")]
-pub use crate::relay::health::{Health, Problem, ProblemKind};
-#[cfg(feature = "relay")]
-pub use crate::relay::{Observer, RelayHandle, Settled, ShutdownError, StartError, Stats};
 #[cfg(feature = "relay")]
 pub use crate::route::Route;
 pub use crate::status::{ReasonCode, Status};
-pub use crate::store::write::insert::Insert;
-pub use crate::store::write::waiting::{Answer, Changed, MessageRef, Part, PartState};
 pub use crate::words::UnknownWord;
 
 /// Runs the examples of the README as tests.

@@ -1,6 +1,7 @@
 //! Enqueueing: the methods that an application calls inside its own transaction.
 
 mod bulk;
+pub(crate) mod sql;
 mod waiting;
 
 use std::sync::Arc;
@@ -11,6 +12,8 @@ use diesel::pg::Pg;
 use uuid::Uuid;
 
 use self::bulk::Bulk;
+use self::sql::enqueue::{NewRow, Stored, insert_or_find};
+use self::sql::insert::Insert;
 use crate::aggregate::Aggregate;
 use crate::error::EnqueueError;
 use crate::event::IntoMessage;
@@ -18,11 +21,9 @@ use crate::message::{NewMessage, Sequence};
 use crate::metrics::Enqueues;
 use crate::name::{BadName, OutboxName};
 use crate::shows::shows;
-use crate::store::check_transaction;
-use crate::store::pinned::is_in_transaction;
-use crate::store::whole::transaction;
-use crate::store::write::enqueue::{NewRow, Stored, insert_or_find};
-use crate::store::write::insert::Insert;
+use crate::sql::check_transaction;
+use crate::sql::pinned::is_in_transaction;
+use crate::sql::whole::transaction;
 
 /// An outbox, into which an application enqueues messages. Cheap to create, to clone and to share between
 /// threads.

@@ -11,43 +11,27 @@ use diesel::{Connection as _, PgConnection};
 use metrics::{counter, gauge};
 use uuid::Uuid;
 
-use crate::admin::{Bulk, DeadFilter, Note, Place, Unserved, WaitingFilter};
+use crate::builder;
 use crate::config::{Auth, Config, ConfigError, Destination, Proxy, Route};
-#[cfg(feature = "http")]
-use crate::dispatch::http::HttpDispatcher;
 use crate::endpoints::EndpointError;
+use crate::endpoints::sql::rows;
+use crate::engine::host::{RelayHandle, StartError, Stats};
+use crate::engine::serves::sql::served::Unserved;
 use crate::error::DatabaseError;
+#[cfg(feature = "http")]
+use crate::http::HttpDispatcher;
 use crate::metrics::{LOG_DROPPED, READY};
 use crate::name::OutboxName;
-use crate::relay::{RelayHandle, StartError, Stats, builder};
+use crate::operate::bulk::Bulk;
+use crate::operate::sql::audit;
+use crate::operate::sql::dead::DeadFilter;
+use crate::operate::sql::waiting::WaitingFilter;
+use crate::operate::waiting::Note;
+use crate::outbox::sql::waiting::MessageRef;
+use crate::sql::pinned::pinned;
+use crate::sql::place::Place;
 use crate::status::ReasonCode;
-use crate::store::endpoints;
-use crate::store::operate::audit;
-use crate::store::pinned::pinned;
-use crate::store::write::waiting::MessageRef;
 
-pub use crate::admin::dead_letters::{
-    Change, change as change_dead_letters, dead_groups, dead_letters, dead_letters_at,
-    dead_letters_of,
-};
-pub use crate::admin::depths::activity;
-pub use crate::admin::diagnose::{Finding, Severity, diagnose};
-pub use crate::admin::due::{DueTopic, count_due, due, work};
-pub use crate::admin::keys::{blocked_keys, leases, refused_destinations};
-pub use crate::admin::messages::{
-    for_each_payload, history, history_of, key_messages, ledger, message,
-};
-pub use crate::admin::migrations::{
-    migrate, missing_rights, printed as migration_sql, revert_migrations, roles_sql,
-};
-pub use crate::admin::overview::{Overview, exact_overview, overview};
-pub use crate::admin::server::{Connection, WakeUp, connect, server_version, wake_up};
-pub use crate::admin::tail::{Tail, TailFilter};
-pub use crate::admin::topics::{
-    LiveTopic, TopicChange, TopicError, change_topics, freed_by, known_topics, routed_topics,
-    topics,
-};
-pub use crate::admin::waiting::{wait_reasons_of, waiting};
 pub use crate::config::admin::Admin;
 pub use crate::config::destination::PolicyOption;
 pub use crate::config::environment::relevant_variables;
@@ -55,29 +39,51 @@ pub use crate::config::log_format::LogFormat;
 pub use crate::config::secret::parse_secrets;
 pub use crate::config::settings::{SETTINGS, Setting};
 pub use crate::config::text::parse_duration;
+pub use crate::doctor::diagnose::{Finding, Severity, diagnose};
+pub use crate::doctor::migrations::{
+    migrate, missing_rights, printed as migration_sql, revert_migrations, roles_sql,
+};
+pub use crate::endpoints::public_error::{PUBLIC_ERRORS, TOKEN_WORDS};
+pub use crate::engine::observe::health::DestinationState;
+pub use crate::engine::serves::sql::served::RefusedEndpoint;
+pub use crate::engine::serves::sql::topics::{Freed, KnownTopic};
+pub use crate::operate::counts::DepthGauges;
+pub use crate::operate::dead_letters::{
+    Change, change as change_dead_letters, dead_groups, dead_letters, dead_letters_at,
+    dead_letters_of,
+};
+pub use crate::operate::depths::activity;
+pub use crate::operate::due::{DueTopic, count_due, due, work};
 #[cfg(feature = "http")]
-pub use crate::endpoints::forward::Forward;
-pub use crate::public_error::{PUBLIC_ERRORS, TOKEN_WORDS};
-pub use crate::relay::depths::DepthGauges;
-pub use crate::relay::health::DestinationState;
-pub use crate::store::operate::activity::{Activity, Rates};
-pub use crate::store::operate::audit::{
+pub use crate::operate::endpoints::forward::Forward;
+pub use crate::operate::keys::{blocked_keys, leases, refused_destinations};
+pub use crate::operate::messages::{
+    for_each_payload, history, history_of, key_messages, ledger, message,
+};
+pub use crate::operate::overview::{Overview, exact_overview, overview};
+pub use crate::operate::server::{Connection, WakeUp, connect, server_version, wake_up};
+pub use crate::operate::sql::activity::{Activity, Rates};
+pub use crate::operate::sql::audit::{
     Act, Cost, OperatorAct, SEARCH_UNIT, hold_budget, is_budget_spent, may_make_many,
 };
-pub use crate::store::operate::blocked::BlockedKey;
-pub use crate::store::operate::dead::DeadGroup;
-pub use crate::store::operate::history::HistoryEntry;
-pub use crate::store::operate::ledger::LedgerFilter;
-pub use crate::store::operate::messages::{KeptIn, MessageRecord};
-pub use crate::store::operate::payloads::StoredPayload;
-pub use crate::store::operate::requests::{Keyed, Known};
-pub use crate::store::operate::status::{LeaseRow, Work};
-pub use crate::store::operate::troubles::{StatusCount, TroubleCount};
-pub use crate::store::relay::served::RefusedEndpoint;
-pub use crate::store::relay::topics::{Freed, KnownTopic};
-pub use crate::store::searched::Searched;
-pub use crate::store::seek::MessageKey;
-pub use crate::store::setup::migrate::EndpointTables;
+pub use crate::operate::sql::blocked::BlockedKey;
+pub use crate::operate::sql::dead::DeadGroup;
+pub use crate::operate::sql::history::HistoryEntry;
+pub use crate::operate::sql::ledger::LedgerFilter;
+pub use crate::operate::sql::messages::{KeptIn, MessageRecord};
+pub use crate::operate::sql::payloads::StoredPayload;
+pub use crate::operate::sql::requests::{Keyed, Known};
+pub use crate::operate::sql::status::{LeaseRow, Work};
+pub use crate::operate::sql::troubles::{StatusCount, TroubleCount};
+pub use crate::operate::tail::{Tail, TailFilter};
+pub use crate::operate::topics::{
+    LiveTopic, TopicChange, TopicError, change_topics, freed_by, known_topics, routed_topics,
+    topics,
+};
+pub use crate::operate::waiting::{wait_reasons_of, waiting};
+pub use crate::sql::searched::Searched;
+pub use crate::sql::seek::MessageKey;
+pub use crate::sql::setup::migrate::EndpointTables;
 
 /// What was asked about endpoints. An outbox without their tables has none.
 ///
@@ -285,7 +291,7 @@ pub fn called(
     names: &[&str],
 ) -> Result<HashMap<String, (String, Option<String>)>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
-        endpoints::called(conn, name, names)
+        rows::called(conn, name, names)
     })?)
 }
 

@@ -160,7 +160,7 @@ pub(crate) const TOKEN_SERVER: &str = "token server: ";
 pub(crate) const REDIRECTS_TO: &str = ", which redirects to ";
 
 /// In an error, before what a server has answered that the owner of a destination may not be able to reach: nobody has
-/// checked its address, or it may be a private one. [`public_error`](crate::public_error) cuts it off.
+/// checked its address, or it may be a private one. [`public_error`](crate::endpoints::public_error) cuts it off.
 pub(crate) const ONLY_FOR_OPERATORS: &str = "; only for operators: ";
 
 /// The error of an endpoint that did not repeat the challenge.

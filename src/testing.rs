@@ -72,7 +72,7 @@ pub use self::relay::{Drained, NotDelivered, TestRelay, Waiting};
 use crate::event::Event;
 use crate::message::Message;
 use crate::outbox::Outbox;
-use crate::store::testing as rows;
+use crate::sql::testing as rows;
 
 /// The live messages of the outbox (neither delivered nor dead), as this connection sees them, in the
 /// order of their sequences.

@@ -1,7 +1,7 @@
 //! What a relay with these settings serves.
 
 use super::{Config, DEFAULT_DESTINATION, Route};
-use crate::routes::{Routes, Serves};
+use crate::engine::serves::routes::{Routes, Serves};
 
 impl Config {
     /// The names of all destinations, ending with those inside the process.

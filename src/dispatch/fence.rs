@@ -79,6 +79,6 @@ pub(crate) fn begin(lease: i64) {
 
 /// How long the send of this thread may still run. `None`: there is no limit.
 #[cfg(feature = "http")]
-pub(super) fn left() -> Option<Duration> {
+pub(crate) fn left() -> Option<Duration> {
     OF_THREAD.with_borrow(|fence| fence.as_ref().map(|fence| fence.left(LEASE.get())))
 }

@@ -8,20 +8,20 @@ use diesel::PgConnection;
 use secrecy::{ExposeSecret, SecretString};
 use uuid::Uuid;
 
+use super::endpoint::Endpoint;
+use super::sealed::{Opened, Place, Stored, open_all, open_auth, seal};
+use super::sql::rows::{self as store, EndpointFilter, Secrets, Which};
 #[cfg(feature = "http")]
 use crate::config::Config;
 use crate::config::{Auth, ConfigError, PolicyOption, SecretKeys, SigningSecret};
 #[cfg(feature = "http")]
 use crate::dispatch::EndpointRefusal;
-use crate::endpoint::Endpoint;
+use crate::engine::send::sql::pause::{self, Pausable};
+use crate::engine::serves::sql::served;
 use crate::hand::Hand;
 use crate::name::OutboxName;
 use crate::outbox::Outbox;
-use crate::sealed::{Opened, Place, Stored, open_all, open_auth, seal};
-use crate::store::endpoints::{self as store, EndpointFilter, Secrets, Which};
-use crate::store::pinned::pinned;
-use crate::store::relay::pause::{self, Pausable};
-use crate::store::relay::served;
+use crate::sql::pinned::pinned;
 
 /// Why an endpoint could not be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -115,10 +115,10 @@ impl From<diesel::result::Error> for EndpointError {
 /// can continue. Relays see a change after the commit.
 #[derive(Debug, Clone, Copy)]
 pub struct Endpoints<'a> {
-    pub(super) name: &'a OutboxName,
+    pub(crate) name: &'a OutboxName,
     keys: &'a SecretKeys,
     /// Every statement about an endpoint or a message has this condition.
-    pub(super) tenant: Option<Uuid>,
+    pub(crate) tenant: Option<Uuid>,
 }
 
 /// How the secrets of endpoints are stored.
@@ -215,7 +215,7 @@ impl<'a> Endpoints<'a> {
         Self { tenant, ..self }
     }
 
-    pub(super) fn which<'n>(&self, name: &'n str) -> Which<'n> {
+    pub(crate) fn which<'n>(&self, name: &'n str) -> Which<'n> {
         let tenant = self.tenant;
         Which { name, tenant }
     }
@@ -837,7 +837,7 @@ impl<'a> Endpoints<'a> {
 
     /// An endpoint that a relay could send to, its secrets, and the settings for it.
     #[cfg(feature = "http")]
-    pub(super) fn ready(
+    pub(crate) fn ready(
         &self,
         conn: &mut PgConnection,
         name: &str,

@@ -17,15 +17,15 @@ use uuid::Uuid;
 
 use super::context::{Connections, Lent, PooledContext};
 use super::{Handler, Handlers, run};
-use crate::calls::{Calls, OnEnd};
 use crate::clock;
 use crate::dispatch::fence::Hold;
 use crate::dispatch::{Failure, Outcome};
+use crate::engine::observe::spans::Span;
+use crate::engine::send::calls::{Calls, OnEnd};
 use crate::lock::lock;
 use crate::log;
 use crate::message::{Message, Sequence};
 use crate::shows::shows;
-use crate::spans::Span;
 use crate::status::ReasonCode;
 
 /// The most calls of a group that may run past the limit. At this number the group starts no more calls.

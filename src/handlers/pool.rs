@@ -8,8 +8,8 @@ use diesel::r2d2::{self, ConnectionManager, ManageConnection};
 
 use super::HandlerError;
 use super::context::{Pool, Pooled};
-use crate::store::relay::connection::{Manager, Turn};
-use crate::store::relay::logins::Logins;
+use crate::engine::host::sql::connection::{Manager, Turn};
+use crate::engine::host::sql::logins::Logins;
 
 /// How long a call waits for a connection. There is one for each concurrent call, so a call waits only for the server, or
 /// for calls past their limit.

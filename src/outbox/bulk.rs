@@ -3,11 +3,11 @@
 use diesel::connection::LoadConnection;
 use diesel::pg::Pg;
 
+use super::sql::enqueue::{NewRow, insert_all};
 use super::{add, insert_each};
 use crate::error::EnqueueError;
 use crate::metrics::Enqueues;
 use crate::name::OutboxName;
-use crate::store::write::enqueue::{NewRow, insert_all};
 
 /// The maximum number of messages, and of bytes, in one statement. Large enough to make the cost of round
 /// trips and savepoints negligible, small enough to hold a few copies in memory.

@@ -4,9 +4,9 @@ use diesel::PgConnection;
 use diesel::result::QueryResult;
 
 use super::Outbox;
+use super::sql::waiting::{self, Changed, End, MessageRef, Reach};
 use crate::message::Due;
-use crate::store::pinned::pinned;
-use crate::store::write::waiting::{self, Changed, End, MessageRef, Reach};
+use crate::sql::pinned::pinned;
 
 impl Outbox {
     /// Cancels a waiting message, on the caller's connection and in the caller's transaction. If the

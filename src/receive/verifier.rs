@@ -14,7 +14,7 @@ use super::cloudevent::CloudEvent;
 use super::headers::{Headers, Repeated};
 use super::request::{self, Mode};
 use crate::config::{ConfigError, PublicKey, SigningSecret, VerifyingKey, parse_verifying_keys};
-use crate::dispatch::http::signature::{Signer, signed_content};
+use crate::http::signature::{Signer, signed_content};
 
 const ID: &str = "webhook-id";
 const TIMESTAMP: &str = "webhook-timestamp";

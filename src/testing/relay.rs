@@ -3,11 +3,11 @@
 use diesel::PgConnection;
 use diesel::result::QueryResult;
 
-use crate::admin::WaitReason;
+use crate::builder::RelayBuilder;
+use crate::builder::by_hand::{ByHand, Ended, Processed};
+use crate::engine::host::StartError;
 use crate::message::{Message, Sequence};
-use crate::relay::StartError;
-use crate::relay::builder::RelayBuilder;
-use crate::relay::by_hand::{ByHand, Ended, Processed};
+use crate::operate::sql::why::WaitReason;
 use crate::shows::shows;
 use crate::status::{ReasonCode, Status};
 

@@ -158,13 +158,17 @@ impl Ground {
 /// Every name in the sources of our statements that may be a function's.
 fn names_in_our_sql() -> BTreeSet<String> {
     let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-    let mut folders = vec![root.join("src/store"), root.join("migrations")];
+    let mut folders = vec![root.join("src"), root.join("migrations")];
     let mut names = BTreeSet::new();
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder).expect("a folder") {
             let path = entry.expect("an entry").path();
             if path.is_dir() {
                 folders.push(path);
+                continue;
+            }
+            let is_rust = path.extension().is_some_and(|extension| extension == "rs");
+            if is_rust && !path.with_extension("").iter().any(|part| part == "sql") {
                 continue;
             }
             let text = std::fs::read_to_string(&path).expect("text");

@@ -4,7 +4,7 @@
 
 #![cfg(test)]
 
-#[path = "../../../src/relay/wanted.rs"]
+#[path = "../../../src/engine/plan/wanted.rs"]
 mod wanted;
 
 use loom::sync::Arc;

@@ -1,0 +1,72 @@
+//! The bulkheads of a relay, from its settings and dispatchers.
+
+use std::sync::Arc;
+
+use crossbeam_channel::Sender;
+
+use crate::config::{Config, DeliveryPolicy, RequestBatch};
+use crate::dispatch::Dispatcher;
+use crate::endpoints::turns::Turns;
+use crate::engine::send::bulkhead::{Bulkhead, REST, Serves};
+use crate::engine::send::gate::Gate;
+use crate::engine::send::job::Job;
+use crate::engine::send::limits::Limits;
+use crate::handlers::Group;
+use crate::http::EndpointClients;
+
+/// The name of the bulkhead of all endpoints, in metrics and health. No destination can have this name.
+const ENDPOINTS: &str = "endpoints";
+
+/// The dispatchers of all destinations.
+pub(crate) struct Dispatchers {
+    /// For the destinations with a URL, in the order of the settings.
+    pub(crate) urls: Vec<Arc<dyn Dispatcher>>,
+    /// For the destinations inside the process, in the order of the settings.
+    pub(crate) groups: Vec<Arc<Group>>,
+    /// The application's own dispatcher, for messages that no other destination serves.
+    pub(crate) rest: Option<Arc<dyn Dispatcher>>,
+    /// For endpoints.
+    pub(crate) customers: Option<Arc<EndpointClients>>,
+}
+
+impl Bulkhead {
+    /// A bulkhead for each destination, with the sending end of its queue. The order is: destinations with a URL,
+    /// destinations inside the process, the application's own dispatcher, and one bulkhead for all endpoints (see
+    /// [`serving`](crate::endpoints::serving)).
+    pub(crate) fn all(config: &Config, dispatchers: Dispatchers) -> (Vec<Self>, Vec<Sender<Job>>) {
+        let Dispatchers {
+            urls,
+            groups,
+            rest,
+            customers,
+        } = dispatchers;
+        let destinations = config.all_destinations();
+        let urls = destinations.iter().zip(urls).map(|(one, dispatcher)| {
+            let limits = Limits::new(&one.policy, config, Some(one.request_batch));
+            let serves = Serves::Dispatcher(dispatcher);
+            let gate = Gate::new(&one.name, one.policy.rate, one.policy.breaker);
+            Self::new(&one.name, gate, limits, serves)
+        });
+        let plain = |name, policy: &DeliveryPolicy, batch, serves| {
+            let limits = Limits::new(policy, config, batch);
+            Self::new(name, Gate::open(name, policy.rate), limits, serves)
+        };
+        let groups = config.in_process.iter().zip(groups);
+        let groups = groups
+            .map(|(local, group)| plain(&local.name, &local.policy, None, Serves::Handlers(group)));
+        let rest = rest.map(|dispatcher| {
+            let (policy, batch) = (DeliveryPolicy::default(), Some(RequestBatch::default()));
+            plain(REST, &policy, batch, Serves::Dispatcher(dispatcher))
+        });
+        let registered = customers.is_some().then(|| {
+            let policy = DeliveryPolicy {
+                concurrency: Some(config.endpoint_threads),
+                timeout: Some(config.endpoint_timeout),
+                ..DeliveryPolicy::default()
+            };
+            let most = Turns::most(config.endpoint_threads);
+            plain(ENDPOINTS, &policy, None, Serves::Members(most))
+        });
+        Self::numbered(urls.chain(groups).chain(rest).chain(registered).collect())
+    }
+}

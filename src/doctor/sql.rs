@@ -1,0 +1,21 @@
+//! SQL: facts for the doctor about an outbox, its server and its sessions. Each query runs in a transaction that is rolled
+//! back. `doctor::diagnose` judges the facts.
+
+pub(super) mod disabled;
+pub(super) mod drift;
+pub(crate) mod rights;
+pub(super) mod server;
+pub(super) mod snapshots;
+pub(super) mod tables;
+
+use crate::sql::setup::inspect::{TABLES_AND_VIEW, parts};
+
+/// The suffixes of the tables of an outbox and its view, and of the parts of its ring (ledger and history, divided by
+/// time).
+pub(crate) fn suffixes() -> impl Iterator<Item = String> {
+    let parts = parts().map(|(table, part)| format!("{table}_{part}"));
+    let tables = TABLES_AND_VIEW
+        .iter()
+        .map(|(suffix, _)| (*suffix).to_owned());
+    tables.chain(parts)
+}

@@ -1,0 +1,9 @@
+//! SQL: rows of endpoints, and what is recorded of them.
+
+pub(crate) mod failing;
+pub(crate) mod missed;
+pub(crate) mod own;
+pub(crate) mod recipient;
+pub(crate) mod registrations;
+pub(crate) mod rows;
+pub(crate) mod verification;

@@ -1,0 +1,197 @@
+//! The claimer's claims.
+
+use std::time::{Duration, Instant};
+
+use super::Claimer;
+use super::hand_over::By;
+use super::sql::claim::{Batch, Claimant, Claimed, Lane, Runs};
+use super::sql::search::Ask;
+use crate::clock;
+use crate::engine::directory::Reading;
+use crate::engine::host::database::{Answer, Database, Taken, Which};
+use crate::engine::plan::pace::Last;
+use crate::engine::plan::{
+    Brought, Claims, Finished, Found, OfKeys, Outcome, Picked, SearchKind, View,
+};
+use crate::engine::send::bulkhead::claim_bytes;
+use crate::error::DatabaseError;
+use crate::sql::brief::{Tried, has_timed_out};
+
+impl<D: Database> Claimer<'_, D> {
+    /// Runs two claims with separate results. The messages of the first claim are handed over even if the second claim
+    /// fails.
+    pub(super) fn claim(&mut self, plain: &[Lane], keyed: &[Lane], room: usize) -> Answer<()> {
+        let mut left = room;
+        if !plain.is_empty() {
+            left -= self
+                .claim_lanes(plain, left, Which::Plain(plain, left))?
+                .min(left);
+        }
+        if !keyed.is_empty() && left > 0 {
+            let goes_to = |lane: &Lane| self.planner.goes_to(&lane.stream.topic);
+            let goes_to: Vec<String> = keyed.iter().map(goes_to).collect();
+            self.claim_lanes(keyed, left, Which::Due(keyed, &goes_to, left))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the number of claimed messages.
+    fn claim_lanes(&mut self, asked: &[Lane], room: usize, which: Which<'_>) -> Answer<usize> {
+        let began = clock::now();
+        let taken = self.claiming(which);
+        let taken = self.unless_too_slow(taken, began)?;
+        let took = clock::since(began);
+        let Some(Taken { batch, reached }) = taken else {
+            self.planner.claim_was_too_slow(clock::now(), asked, took);
+            return Ok(0);
+        };
+        let of_keys = of_keys(which, &batch);
+        let batch = batch.unwrap_or_default();
+        let brought = Brought {
+            room,
+            batch: &batch,
+            of_keys,
+            reached: &reached,
+            took,
+        };
+        self.planner.claimed(clock::now(), asked, &brought);
+        let count = batch.claimed.len();
+        self.take(batch, took);
+        Ok(count)
+    }
+
+    /// Asks for messages, and claims those that the planner picks.
+    pub(super) fn search(&mut self, by: SearchKind, ask: Ask, view: &View) -> Answer<()> {
+        let began = clock::now();
+        let (outcome, result) = match self.find_and_claim(&ask, view, began) {
+            Ok(outcome) => (outcome, Ok(())),
+            Err(error) => (Outcome::Failed, Err(error)),
+        };
+        let last = Last::since(began);
+        let finished = Finished { ask, outcome, last };
+        self.planner.searched(by, finished);
+        result
+    }
+
+    fn find_and_claim(&mut self, ask: &Ask, view: &View, began: Instant) -> Answer<Outcome> {
+        let (leases, moment) = (self.planner.expired(), self.shared.moment());
+        let Some(page) = self.db.find(leases, ask, moment)? else {
+            return Ok(Outcome::TooSlow);
+        };
+        let picked = self.planner.pick(clock::now(), ask, &page, view);
+        let claims = self.claim_picked(&picked);
+        Ok(match self.unless_too_slow(claims, began)? {
+            None => Outcome::TooSlow,
+            Some(claims) => Outcome::Done(Box::new(Found {
+                page,
+                picked,
+                claims,
+            })),
+        })
+    }
+
+    fn claim_picked(&mut self, picked: &Picked) -> Answer<Claims> {
+        let mut claims = Claims::default();
+        if !picked.plain.is_empty() {
+            self.claim_into(&mut claims, Which::Chosen(&picked.plain))?;
+        }
+        if !picked.keyed.is_empty() {
+            self.claim_into(&mut claims, Which::First(&picked.keyed))?;
+        }
+        Ok(claims)
+    }
+
+    fn claim_into(&mut self, claims: &mut Claims, which: Which<'_>) -> Answer<()> {
+        let began = clock::now();
+        let Taken { batch, .. } = self.claiming(which)?;
+        claims.of_keys = of_keys(which, &batch);
+        let batch = batch.unwrap_or_default();
+        let sequence = |one: &Claimed| one.message.sequence.0;
+        claims.claimed.extend(batch.claimed.iter().map(sequence));
+        claims.is_cut |= batch.is_cut;
+        self.take(batch, clock::since(began));
+        Ok(())
+    }
+
+    /// Runs a claim. A claim whose result is lost may have succeeded, or may still be running.
+    fn claiming(&mut self, which: Which<'_>) -> Answer<Taken> {
+        let lease = self.planner.lease();
+        let runs = match which {
+            Which::Plain(..) | Which::Chosen(_) => None,
+            Which::Due(..) | Which::First(_) => self.shared.runs(),
+        };
+        let directory = &self.shared.directory;
+        let (roster, read_to) = (directory.roster(), directory.read_to());
+        let claimant = Claimant {
+            namesakes: roster.namesakes(),
+            read_to: read_to.as_deref(),
+            runs: runs.as_ref().map(|runs| runs as &dyn Runs),
+            lease,
+            expired: self.planner.expired(),
+            bytes: claim_bytes(&self.shared.bulkheads),
+        };
+        let is_keyed_look = matches!(which, Which::Due(..));
+        if is_keyed_look {
+            self.shared.count_keyed_look();
+        }
+        let result = self.db.claim(claimant, which);
+        if is_keyed_look {
+            self.shared.count_keyed_look();
+        }
+        if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
+            let backend = self.db.after().backend;
+            self.shared.custody.begin_doubt(lease, backend.into());
+        }
+        result
+    }
+
+    /// The result of a claim. `None`: the claim took too long.
+    fn unless_too_slow<T>(&self, claim: Answer<T>, began: Instant) -> Answer<Option<T>> {
+        let limit = self.shared.claim_limit;
+        match claim {
+            Err(DatabaseError::Statement(error))
+                if has_timed_out(&error, clock::since(began), limit) =>
+            {
+                Ok(None)
+            }
+            claim => claim.map(Some),
+        }
+    }
+
+    fn take(&mut self, batch: Batch, took: Duration) {
+        if batch.claimed.is_empty() {
+            return;
+        }
+        let (shared, lease) = (self.shared, self.planner.lease());
+        shared.signals.sleep.end();
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        shared.count(|stats| {
+            stats.claim_micros = stats.claim_micros.saturating_add(micros);
+            stats.claims += 1;
+        });
+        shared.metrics.claim_seconds.record(took.as_secs_f64());
+        let jobs = shared.took(batch, lease, |unsure| self.read(unsure));
+        self.hand_over(By::Claimer, jobs);
+    }
+
+    /// Reads the members, because the fate of these messages depends on that.
+    fn read(&mut self, unsure: &[Claimed]) -> Reading {
+        let named = unsure.iter().map(|one| one.message.destination.as_str());
+        let waiting = self.without_destination(named);
+        match self.read_members(&waiting, None) {
+            Ok(Tried::Done(())) => Reading::Fresh,
+            Ok(Tried::Locked) => Reading::Locked,
+            // The session has logged the failure.
+            Err(_) => Reading::NotAsked,
+        }
+    }
+}
+
+/// How a claim of keyed messages has ended.
+fn of_keys(which: Which<'_>, batch: &Option<Batch>) -> OfKeys {
+    match (which, batch) {
+        (Which::Plain(..) | Which::Chosen(_), _) => OfKeys::None,
+        (Which::Due(..) | Which::First(_), Some(_)) => OfKeys::Done,
+        (Which::Due(..) | Which::First(_), None) => OfKeys::Beaten(fastrand::f64()),
+    }
+}

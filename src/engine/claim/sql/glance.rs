@@ -1,0 +1,216 @@
+//! What a survey reads in one statement: an idle relay asks for little else.
+
+use diesel::dsl::{array, exists, not, sql, sum};
+use diesel::internal::table_macro::NoFromClause;
+use diesel::pg::data_types::{PgInterval, PgTimestamp};
+use diesel::prelude::{
+    BoolExpressionMethods, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl,
+    RunQueryDsl,
+};
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Bool, Integer, Interval, Nullable, Text, Timestamptz};
+use diesel::{PgConnection, select};
+
+use super::claim::Reads;
+use crate::engine::lease::sql::lease::{LeaseId, at_work, is_not_over, leases, stands_by};
+use crate::engine::send::sql::pause::{Paused, is_pause, pauses};
+use crate::engine::serves::sql::topics::is_recorded;
+use crate::name::OutboxName;
+use crate::sql::functions::{
+    On, clock_timestamp, hashtext, pg_postmaster_start_time, pg_try_advisory_xact_lock,
+};
+use crate::sql::table::{other_lease, pause, topic};
+
+type Alone<T> = On<'static, NoFromClause, T>;
+
+/// The state of a relay, and of the leases of others.
+#[derive(Debug)]
+pub(crate) struct Glance {
+    /// The database's clock, in PostgreSQL's microseconds (since 2000).
+    pub(crate) now: i64,
+    /// Whether the relay's lease is valid and the relay does not stand by.
+    pub(crate) is_active: bool,
+    /// The start time of the server, which tells one server from another.
+    pub(crate) server: i64,
+    /// The ended leases.
+    pub(crate) ended: Vec<i64>,
+    /// Whether a lease is to be ended or shortened.
+    pub(crate) is_any_over: bool,
+}
+
+/// Numbers that change with the members, and with what the relays of an outbox serve.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Marks {
+    pub(crate) destinations: Option<i64>,
+    pub(crate) leases: Option<i64>,
+    pub(crate) topics: Option<i64>,
+}
+
+type OfLeases = (PgTimestamp, bool, PgTimestamp, Vec<i64>, bool);
+type OfMarks = (Option<i64>, Option<i64>, Option<i64>);
+type OfPauses = (
+    Vec<String>,
+    Vec<String>,
+    Vec<String>,
+    Vec<i32>,
+    Vec<Option<PgTimestamp>>,
+    Vec<Option<PgInterval>>,
+    Vec<String>,
+);
+
+/// The pauses, and whether one ends later than it lasts.
+pub(crate) type Pauses = (Vec<Paused>, bool);
+
+/// Reads the leases only: no person or application locks their table.
+pub(crate) fn at_leases(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    id: LeaseId,
+) -> QueryResult<Glance> {
+    select(of_leases(name, id)).get_result(conn).map(glance)
+}
+
+/// Reads the leases and the pauses.
+pub(crate) fn at_pauses(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    id: LeaseId,
+) -> QueryResult<(Glance, Pauses)> {
+    let asked = (of_leases(name, id), of_pauses(name));
+    let (leases, pauses): (OfLeases, OfPauses) = select(asked).get_result(conn)?;
+    let now = leases.0;
+    Ok((glance(leases), paused(pauses, now)))
+}
+
+/// Reads the leases, the pauses and the marks.
+pub(crate) fn at_all(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    id: LeaseId,
+    read_to: Option<&dyn Reads>,
+) -> QueryResult<(Glance, Pauses, Marks)> {
+    let asked = (of_leases(name, id), of_pauses(name), marks(name, read_to));
+    let (leases, pauses, marks): (OfLeases, OfPauses, OfMarks) = select(asked).get_result(conn)?;
+    let (destinations, of_leases, topics) = marks;
+    let marks = Marks {
+        destinations,
+        leases: of_leases,
+        topics,
+    };
+    let now = leases.0;
+    Ok((glance(leases), paused(pauses, now), marks))
+}
+
+fn glance((now, is_active, server, ended, is_any_over): OfLeases) -> Glance {
+    Glance {
+        now: now.0,
+        is_active,
+        server: server.0,
+        ended,
+        is_any_over,
+    }
+}
+
+fn paused(
+    (kinds, names, reasons, openings, until, lasts, by): OfPauses,
+    now: PgTimestamp,
+) -> Pauses {
+    let rows = kinds.into_iter().zip(names).zip(reasons).zip(openings);
+    let rows = rows.zip(until.into_iter().zip(lasts)).zip(by);
+    let mut are_ahead = false;
+    let rows = rows.map(|(((((kind, name), reason), openings), end), by)| {
+        let row = (kind, name, reason, openings, end, by, now);
+        let (row, is_ahead) = Paused::of_row(row);
+        are_ahead |= is_ahead;
+        row
+    });
+    (rows.collect(), are_ahead)
+}
+
+type AskedOfLeases = (
+    Alone<Timestamptz>,
+    Alone<Bool>,
+    Alone<Timestamptz>,
+    Alone<Array<BigInt>>,
+    Alone<Bool>,
+);
+
+fn of_leases(name: &OutboxName, id: LeaseId) -> AskedOfLeases {
+    let soon = clock_timestamp() + other_lease::takeover_after.assume_not_null();
+    // No lock belongs to a lease without that time.
+    let has_no_session = other_lease::takeover_after
+        .is_not_null()
+        .and(other_lease::expires_at.gt(soon))
+        .and(pg_try_advisory_xact_lock(other_lease::id));
+    let has_expired = (other_lease::expires_at.le(clock_timestamp()))
+        .or(other_lease::id.ne(id.0).and(has_no_session));
+    let over = other_lease::table(name.lease())
+        .filter(not(other_lease::ended))
+        .filter(has_expired)
+        .select(other_lease::id);
+    let ended = other_lease::table(name.lease())
+        .filter(other_lease::ended)
+        .order(other_lease::id)
+        .select(other_lease::id);
+    (
+        Box::new(clock_timestamp()),
+        Box::new(exists(at_work(name, id))),
+        Box::new(pg_postmaster_start_time()),
+        Box::new(array::<BigInt, _>(ended)),
+        Box::new(exists(over)),
+    )
+}
+
+type AskedOfPauses = (
+    Alone<Array<Text>>,
+    Alone<Array<Text>>,
+    Alone<Array<Text>>,
+    Alone<Array<Integer>>,
+    Alone<Array<Nullable<Timestamptz>>>,
+    Alone<Array<Nullable<Interval>>>,
+    Alone<Array<Text>>,
+);
+
+/// The columns of all pauses, in the same order.
+fn of_pauses(name: &OutboxName) -> AskedOfPauses {
+    let rows = || {
+        let rows = pauses(name).filter(is_pause());
+        rows.order((pause::kind, pause::name, pause::paused_by))
+    };
+    (
+        Box::new(array::<Text, _>(rows().select(pause::kind))),
+        Box::new(array::<Text, _>(rows().select(pause::name))),
+        Box::new(array::<Text, _>(rows().select(pause::reason))),
+        Box::new(array::<Integer, _>(rows().select(pause::openings))),
+        Box::new(array::<Nullable<Timestamptz>, _>(
+            rows().select(pause::paused_until),
+        )),
+        Box::new(array::<Nullable<Interval>, _>(rows().select(pause::lasts))),
+        Box::new(array::<Text, _>(rows().select(pause::paused_by))),
+    )
+}
+
+type AskedOfMarks<'a> = (
+    On<'a, NoFromClause, Nullable<BigInt>>,
+    Alone<Nullable<BigInt>>,
+    Alone<Nullable<BigInt>>,
+);
+
+/// Text: hashes of times and of JSON.
+fn marks<'a>(name: &OutboxName, read_to: Option<&'a dyn Reads>) -> AskedOfMarks<'a> {
+    let of_lease = "sum(pg_catalog.hashtext(pg_catalog.concat_ws(' ', lease.id, lease.serves, lease.refuses)))";
+    let served = leases(name)
+        .filter(is_not_over())
+        .filter(not(stands_by(name)))
+        .select(sql::<Nullable<BigInt>>(of_lease));
+    let topics = topic::table(name.topic()).filter(is_recorded());
+    let topics = topics.select(sum(hashtext(topic::pattern)));
+    (
+        match read_to {
+            Some(read_to) => read_to.changed(name),
+            None => Box::new(None::<i64>.into_sql::<Nullable<BigInt>>()),
+        },
+        Box::new(served.single_value()),
+        Box::new(topics.single_value()),
+    )
+}

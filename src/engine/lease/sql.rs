@@ -1,0 +1,5 @@
+//! SQL: leases, and the server processes of their connections.
+
+pub(crate) mod agreement;
+pub(crate) mod backend;
+pub(crate) mod lease;

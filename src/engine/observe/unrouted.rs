@@ -1,0 +1,87 @@
+//! Messages that no active relay serves, and topics that nobody wants.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::engine::claim::sql::claim::Topic;
+use crate::engine::serves::sql::served::Unserved;
+use crate::lock::lock;
+
+/// The messages of one topic and named destination that no active relay serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unrouted {
+    pub(crate) topic: Topic,
+    pub(crate) waiting: i64,
+    pub(crate) why: Unserved,
+}
+
+impl Unrouted {
+    /// `no relay serves the topic order.paid: 7 messages wait`
+    pub(crate) fn what(&self) -> String {
+        let Topic { topic, destination } = &self.topic;
+        let to = match destination.as_str() {
+            "" => String::new(),
+            name => format!(" for the destination {name:?}"),
+        };
+        let messages = match self.waiting {
+            1 => "1 message waits".to_owned(),
+            count => format!("{count} messages wait"),
+        };
+        format!("no relay serves the topic {topic:?}{to}: {messages}")
+    }
+}
+
+/// The most topics that are remembered.
+const MOST_TOPICS: usize = 1000;
+/// How long a topic is remembered. Longer than messages of topics that are not declared wait.
+const REMEMBERED: Duration = Duration::from_secs(600);
+
+/// Topics of which a message that nobody wants was seen lately.
+#[derive(Debug, Default)]
+pub(crate) struct Lately(Mutex<HashMap<String, Seen>>);
+
+#[derive(Debug)]
+struct Seen {
+    last: Instant,
+    /// Whether the topic has not been taken yet.
+    is_new: bool,
+}
+
+impl Lately {
+    pub(crate) fn note<'a>(&self, topics: impl Iterator<Item = &'a str>, now: Instant) {
+        let mut seen = lock(&self.0);
+        seen.retain(|_, one| now.saturating_duration_since(one.last) < REMEMBERED);
+        for topic in topics {
+            let is_full = seen.len() >= MOST_TOPICS;
+            if let Some(one) = seen.get_mut(topic) {
+                one.last = now;
+            } else if !is_full {
+                let one = Seen {
+                    last: now,
+                    is_new: true,
+                };
+                seen.insert(topic.to_owned(), one);
+            }
+        }
+    }
+
+    /// One of the topics, and their number.
+    pub(crate) fn first(&self, now: Instant) -> Option<(String, usize)> {
+        let mut seen = lock(&self.0);
+        seen.retain(|_, one| now.saturating_duration_since(one.last) < REMEMBERED);
+        let first = seen.keys().min()?.clone();
+        Some((first, seen.len()))
+    }
+
+    /// Takes at most so many topics that have not been taken yet.
+    pub(crate) fn take(&self, most: usize) -> Vec<String> {
+        let mut seen = lock(&self.0);
+        let new = seen.iter_mut().filter(|(_, one)| one.is_new).take(most);
+        new.map(|(topic, one)| {
+            one.is_new = false;
+            topic.clone()
+        })
+        .collect()
+    }
+}

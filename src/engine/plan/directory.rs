@@ -1,0 +1,50 @@
+//! Where the messages of each topic go.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::to::To;
+use crate::engine::claim::sql::claim::Topic;
+use crate::engine::claim::sql::page::Free;
+use crate::engine::directory::Roster;
+
+#[derive(Debug)]
+pub(super) struct Directory<'a> {
+    pub(super) roster: Arc<dyn Roster>,
+    /// The names of the bulkheads, by number.
+    names: Vec<&'a str>,
+}
+
+impl<'a> Directory<'a> {
+    pub(super) fn new(roster: Arc<dyn Roster>, names: Vec<&'a str>) -> Self {
+        Self { roster, names }
+    }
+
+    pub(super) fn way(&self, topic: &Topic) -> To {
+        self.roster.way(topic)
+    }
+
+    /// The tenant of a member, if it has one.
+    pub(super) fn tenant(&self, to: To) -> Option<Uuid> {
+        match to {
+            To::Member(id) => self.roster.tenant(id),
+            To::Bulkhead(_) | To::Split | To::Nowhere => None,
+        }
+    }
+
+    /// Whether the message is left to other relays.
+    pub(super) fn leaves(&self, free: &Free) -> bool {
+        let namesakes = self.roster.namesakes();
+        namesakes.is_some_and(|one| one.leave(&free.destination, free.registration))
+    }
+
+    /// The name of the destination of a topic's messages; empty if the messages are fanned out or go nowhere.
+    pub(super) fn goes_to(&self, topic: &Topic) -> String {
+        match self.way(topic) {
+            To::Bulkhead(number) => self.names[number].to_owned(),
+            To::Member(_) => topic.destination.clone(),
+            To::Split | To::Nowhere => String::new(),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Rounds over all keys or sequences, a page at a time.
+
+use std::time::{Duration, Instant};
+
+use super::pace::Last;
+
+/// The current round with its place, and the last completed round.
+#[derive(Debug)]
+pub(super) struct Rounds<P> {
+    pub(super) in_flight: Option<(P, Round)>,
+    pub(super) last: Option<Round>,
+}
+
+#[derive(Debug)]
+pub(super) struct Round {
+    pub(super) began: Instant,
+    /// The end of the last step, and the time of all steps together.
+    pub(super) last: Last,
+    /// Whether the round has skipped messages for want of room.
+    pub(super) has_left: bool,
+}
+
+impl<P> Default for Rounds<P> {
+    fn default() -> Self {
+        Self {
+            in_flight: None,
+            last: None,
+        }
+    }
+}
+
+impl<P> Rounds<P> {
+    pub(super) fn begin(&mut self, now: Instant, place: P) {
+        let round = Round {
+            began: now,
+            last: Last {
+                ended: now,
+                took: Duration::ZERO,
+            },
+            has_left: false,
+        };
+        self.in_flight = Some((place, round));
+    }
+
+    /// The place of the current round.
+    pub(super) fn place(&self) -> Option<&P> {
+        self.in_flight.as_ref().map(|(place, _)| place)
+    }
+
+    /// A step was made. Returns the place to update.
+    pub(super) fn step(&mut self, took: Duration, has_left: bool) -> Option<&mut P> {
+        let (place, round) = self.in_flight.as_mut()?;
+        round.last.took += took;
+        round.has_left |= has_left;
+        Some(place)
+    }
+
+    /// The last step has ended the round.
+    pub(super) fn end(&mut self, now: Instant) {
+        if let Some((_, mut round)) = self.in_flight.take() {
+            round.last.ended = now;
+            self.last = Some(round);
+        }
+    }
+
+    /// The current round, or else the last one.
+    pub(super) fn latest(&mut self) -> Option<&mut Round> {
+        let in_flight = self.in_flight.as_mut().map(|(_, round)| round);
+        in_flight.or(self.last.as_mut())
+    }
+
+    /// Whether a round that began since then has ended without skipping messages.
+    pub(super) fn is_done_since(&self, since: Instant) -> bool {
+        let is_after = |last: &Round| last.began >= since && !last.has_left;
+        self.last.as_ref().is_some_and(is_after)
+    }
+}

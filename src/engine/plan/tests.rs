@@ -1,0 +1,1288 @@
+//! The planner in given states, and its next steps.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::kept_back::KeptBack;
+use super::pace::{Last, REST};
+use super::search::Search;
+use super::*;
+use crate::config::{Config, Destination, Route};
+use crate::engine::claim::custody::InCustody;
+use crate::engine::claim::doubt::{AtWork, RanBy};
+use crate::engine::claim::sql::claim::{Batch, Claimed, Known, Position, Stream, TakenOver, Topic};
+use crate::engine::claim::sql::page::{Free, Moment, Page, Writers};
+use crate::engine::claim::sql::streams::Found;
+use crate::engine::keys::sql::ordered::Key;
+use crate::engine::serves::configured::Configured;
+use crate::engine::serves::routes::Routes;
+use crate::engine::settle::sql::settle::Released;
+use crate::message::{Message, Sequence};
+use crate::sql::brief::Tried;
+use crate::sql::range::Range;
+
+const LEASE: LeaseId = LeaseId(7);
+const POLL: Duration = Duration::from_secs(60);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Topics `a` and `b` each go to their own destination; other topics go nowhere.
+fn routes() -> Arc<dyn Roster> {
+    let mut config = Config::default();
+    for name in ["a", "b"] {
+        let destination = Destination::new(name, "http://a").expect("a URL");
+        config.destinations.push(destination);
+        config.routes.push(Route::new(name, name));
+    }
+    Arc::new(Configured(Arc::new(Routes::new(&config))))
+}
+
+fn timing() -> Timing {
+    Timing {
+        is_enabled: true,
+        poll_interval: POLL,
+        moment: Duration::from_millis(250),
+    }
+}
+
+impl Pass {
+    /// An idle pass of a look that begins now.
+    pub(super) fn at(now: Instant) -> Self {
+        Self {
+            now,
+            since: now,
+            is_idle: true,
+            is_asked: false,
+            has_keyed: true,
+            is_limited: false,
+            passed: None,
+        }
+    }
+}
+
+/// A planner, the time, and the view of the other threads.
+struct Ground<'a> {
+    planner: Planner<'a>,
+    now: Instant,
+    view: View,
+    /// The leases whose messages are in flight.
+    held: HashSet<LeaseId>,
+}
+
+fn topic(topic: &str) -> Topic {
+    Topic {
+        topic: topic.to_owned(),
+        destination: String::new(),
+    }
+}
+
+fn stream(of: &str, is_keyed: bool) -> Stream {
+    Stream {
+        topic: topic(of),
+        is_keyed,
+    }
+}
+
+/// A lost result of a claim under [`LEASE`].
+fn doubt(number: u64) -> Doubt {
+    Doubt::new(LEASE, RanBy::Any, number, Instant::now())
+}
+
+/// A survey that has found nothing.
+fn nothing() -> Surveyed {
+    Surveyed {
+        streams: None,
+        took: Duration::ZERO,
+        shortened: Vec::new(),
+        ended: Vec::new(),
+        is_active: false,
+        time: 0,
+        server: 0,
+        paused: Tried::Locked,
+        marks: None,
+    }
+}
+
+fn key(name: &str) -> Key {
+    Key {
+        ordering_key: name.to_owned(),
+        destination: String::new(),
+    }
+}
+
+fn found(streams: &[Stream]) -> Option<Vec<Found>> {
+    let found = |stream: &Stream| Found {
+        stream: stream.clone(),
+        first: Position::START,
+    };
+    Some(streams.iter().map(found).collect())
+}
+
+pub(crate) fn claimed(sequence: i64, topic: &str, ordering_key: Option<&str>) -> Claimed {
+    let message = Message {
+        sequence: Sequence(sequence),
+        message_id: uuid::Uuid::nil(),
+        topic: topic.to_owned(),
+        destination: String::new(),
+        payload: "1".to_owned(),
+        headers: None,
+        ordering_key: ordering_key.map(str::to_owned),
+        idempotency_key: String::new(),
+        tenant_id: None,
+        created_at: std::time::UNIX_EPOCH,
+        occurred_at: None,
+        attempts: 0,
+        expires: None,
+        available_at: 0,
+        claimed_at: 0,
+        claimed: Instant::now(),
+        age: Duration::ZERO,
+        in_a_row: 0,
+        split_to: None,
+        registration: None,
+    };
+    Claimed {
+        message: Box::new(message),
+        position: Position {
+            available_at: 0,
+            sequence,
+        },
+        known: Known::No,
+        taken_over: TakenOver::No,
+    }
+}
+
+fn batch(claimed: Vec<Claimed>) -> Batch {
+    Batch {
+        behind: Vec::new(),
+        registrations: None,
+        claimed,
+        is_cut: false,
+    }
+}
+
+/// The result of a query for late messages, while no transaction writes.
+fn late(free: &[Free]) -> Page {
+    Page {
+        found: free.to_vec(),
+        next: None,
+        moment: Some(Moment {
+            newest: None,
+            writers: Writers { oldest: 1, next: 1 },
+        }),
+    }
+}
+
+fn keys(names: &[&str]) -> Step {
+    let keys = names.iter().map(|name| key(name)).collect();
+    Step::Claim(Claim::Found(SearchKind::Freed, Ask::Keys(keys)))
+}
+
+/// A free message of the key `k`.
+fn head(of: &str, sequence: i64) -> Page {
+    let free = Free {
+        sequence,
+        topic: of.to_owned(),
+        destination: String::new(),
+        ordering_key: Some("k".to_owned()),
+        available_at: diesel::pg::data_types::PgTimestamp(0),
+        registration: None,
+    };
+    Page {
+        found: vec![free],
+        ..Page::default()
+    }
+}
+
+impl<'a> Ground<'a> {
+    /// A planner that has just started.
+    fn new(roster: &Arc<dyn Roster>) -> Self {
+        let now = Instant::now();
+        let door = Door {
+            room: 100,
+            is_open: true,
+            opens_at: None,
+        };
+        let view = View {
+            lease: Some(LEASE),
+            may_send: true,
+            doors: vec![door; 2],
+            room_to_split: 100,
+            custody: InCustody {
+                is_nothing_in_flight: true,
+                ..InCustody::default()
+            },
+            ..View::default()
+        };
+        Self {
+            planner: Planner::new(now, timing(), Arc::clone(roster), vec!["a", "b"]),
+            now,
+            view,
+            held: HashSet::new(),
+        }
+    }
+
+    /// A planner that has surveyed these streams.
+    fn with(roster: &Arc<dyn Roster>, streams: &[Stream]) -> Self {
+        let mut ground = Self::new(roster);
+        ground.survey(streams);
+        ground.planner.stage = Stage::Undo;
+        ground
+    }
+
+    /// The next step, if there are no late messages.
+    fn next(&mut self) -> Step {
+        match self.planner.next(self.now, &self.view) {
+            Step::Claim(Claim::Found(SearchKind::Late, ask)) => {
+                self.found_late(ask, &[], Duration::from_millis(1));
+                self.planner.stage = Stage::Claim;
+                self.next()
+            }
+            step => step,
+        }
+    }
+
+    /// The next step other than the gates.
+    fn step(&mut self) -> Step {
+        match self.next() {
+            Step::Gates { .. } => self.next(),
+            step => step,
+        }
+    }
+
+    /// Begins a round with a survey.
+    fn begin_survey(&mut self) -> Survey {
+        self.planner.stage = Stage::Undo;
+        match self.step() {
+            Step::Survey(survey) => survey,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn survey(&mut self, streams: &[Stream]) {
+        let found = Surveyed {
+            streams: found(streams),
+            is_active: true,
+            ..nothing()
+        };
+        self.surveyed(found);
+    }
+
+    fn surveyed(&mut self, found: Surveyed) -> bool {
+        let survey = self.begin_survey();
+        self.planner.surveyed(self.now, survey, found, &self.held)
+    }
+
+    /// Answers each claim with no messages, until the planner waits.
+    fn wait(&mut self) -> Wait {
+        for _ in 0..100 {
+            match self.step() {
+                Step::Claim(Claim::Lanes { plain, keyed, .. }) => {
+                    self.bring(&[plain, keyed].concat(), vec![])
+                }
+                Step::Claim(Claim::Found(SearchKind::Walk, ask)) => {
+                    self.found(SearchKind::Walk, ask, Page::default(), Claims::default());
+                }
+                Step::LookAgain => match self.planner.look_again(self.now, &self.view) {
+                    Step::Wait(wait) => return wait,
+                    Step::Again => {}
+                    other => panic!("{other:?}"),
+                },
+                Step::Again => {}
+                Step::Wait(wait) => return wait,
+                other => panic!("{other:?}"),
+            }
+        }
+        panic!("the planner never waits");
+    }
+
+    /// Answers a search. Returns the sequences that the planner has picked of keyed messages.
+    fn found(&mut self, kind: SearchKind, ask: Ask, page: Page, claims: Claims) -> Vec<i64> {
+        let picked = self.planner.pick(self.now, &ask, &page, &self.view);
+        let sequences = picked.keyed.iter().map(|one| one.sequence).collect();
+        let outcome = Outcome::Done(Box::new(super::Found {
+            page,
+            picked,
+            claims,
+        }));
+        let finished = Finished {
+            ask,
+            outcome,
+            last: Last {
+                ended: self.now,
+                took: Duration::from_millis(1),
+            },
+        };
+        self.planner.searched(kind, finished);
+        sequences
+    }
+
+    fn found_late(&mut self, ask: Ask, free: &[Free], took: Duration) {
+        let page = late(free);
+        let picked = self.planner.pick(self.now, &ask, &page, &self.view);
+        let outcome = Outcome::Done(Box::new(super::Found {
+            page,
+            picked,
+            claims: Claims::default(),
+        }));
+        let finished = Finished {
+            ask,
+            outcome,
+            last: Last {
+                ended: self.now,
+                took,
+            },
+        };
+        self.planner.searched(SearchKind::Late, finished);
+    }
+
+    /// The next step, which asks for late messages.
+    fn asks_for_late(&mut self) -> Ask {
+        loop {
+            match self.planner.next(self.now, &self.view) {
+                Step::Claim(Claim::Found(SearchKind::Late, ask)) => return ask,
+                Step::Gates { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// The next step, which asks for freed keys.
+    fn asks_for_keys(&mut self) -> Ask {
+        match self.step() {
+            Step::Claim(Claim::Found(SearchKind::Freed, ask)) => ask,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn bring(&mut self, asked: &[Lane], claimed: Vec<Claimed>) {
+        self.bring_with(asked, claimed, OfKeys::None);
+    }
+
+    fn bring_with(&mut self, asked: &[Lane], claimed: Vec<Claimed>, of_keys: OfKeys) {
+        let brought = Brought {
+            room: usize::MAX,
+            batch: &batch(claimed),
+            of_keys,
+            reached: &HashMap::new(),
+            took: Duration::ZERO,
+        };
+        self.planner.claimed(self.now, asked, &brought);
+    }
+}
+
+#[test]
+fn a_round_hears_the_gates_and_surveys_before_it_claims() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    assert!(matches!(ground.next(), Step::Gates { may_probe: true }));
+    let Step::Survey(survey) = ground.next() else {
+        panic!("expected the first survey");
+    };
+    assert_eq!(survey.streams, Streams::All);
+    let found = Surveyed {
+        streams: found(&[stream("a", false), stream("a", true)]),
+        is_active: true,
+        ..nothing()
+    };
+    assert!(
+        !ground
+            .planner
+            .surveyed(ground.now, survey, found, &ground.held)
+    );
+    // The walk goes first, for keys with a backlog. Then lanes and walk take turns.
+    let walk = Step::Claim(Claim::Found(SearchKind::Walk, Ask::Walk(Key::default())));
+    assert_eq!(ground.next(), walk);
+    assert!(matches!(ground.next(), Step::Gates { may_probe: true }));
+    let Step::Claim(Claim::Lanes { plain, keyed, room }) = ground.next() else {
+        panic!("expected a claim");
+    };
+    assert_eq!((plain.len(), keyed.len(), room), (1, 1, usize::MAX));
+    ground.now += surveys::INTERVAL;
+    assert!(matches!(ground.next(), Step::Gates { may_probe: true }));
+    assert!(
+        matches!(ground.next(), Step::Survey(_)),
+        "a second has passed"
+    );
+}
+
+/// R9: the order of the list of searches is their priority; lanes come last.
+#[test]
+fn searches_come_in_the_order_of_their_priority() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false), stream("a", true)]);
+    (ground.planner).hear(Report::Unserved(vec![topic("c")]));
+    ground.planner.searches.free([key("k")]);
+    ground.planner.searches.patrol.want(ground.now);
+    let mut kinds = Vec::new();
+    while kinds.len() < 7 {
+        match ground.planner.next(ground.now, &ground.view) {
+            Step::Gates { .. } => {}
+            Step::Claim(Claim::Found(kind, ask)) => {
+                ground.found(kind, ask, late(&[]), Claims::default());
+                kinds.push(Some(kind));
+            }
+            Step::Claim(Claim::Lanes { .. }) => kinds.push(None),
+            other => panic!("{other:?}"),
+        }
+    }
+    // Freed keys, the patrol and the walk take every other turn.
+    let expected = [
+        Some(SearchKind::Unserved),
+        Some(SearchKind::Late),
+        Some(SearchKind::Freed),
+        Some(SearchKind::Patrol),
+        Some(SearchKind::Walk),
+        Some(SearchKind::Patrol),
+        None,
+    ];
+    assert_eq!(kinds, expected);
+}
+
+/// R27
+#[test]
+fn a_relay_that_is_not_to_work_or_has_no_lease_waits() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    ground.view.lease = None;
+    let expected = Wait::until(ground.now + LEASE_INTERVAL);
+    assert_eq!(ground.next(), Step::Wait(expected));
+    ground.view.custody.question = 3;
+    ground.planner.timing.is_enabled = false;
+    let expected = Wait {
+        answers: Some(3),
+        ..Wait::until(ground.now + POLL)
+    };
+    assert_eq!(ground.next(), Step::Wait(expected));
+}
+
+/// A sender rings only while its flag is set. A sender that made room before did not ring.
+#[test]
+fn room_that_was_made_before_the_flags_were_up_is_seen() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false)]);
+    ground.view.doors[0].room = 0;
+    assert_eq!(ground.step(), Step::LookAgain);
+    let mut before = ground.view.clone();
+    before.doors[0].room = 1;
+    let again = ground.planner.look_again(ground.now, &before);
+    assert_eq!(again, Step::Again);
+    let wait = ground.wait();
+    assert_eq!(wait.what, Awaited::Room);
+    ground.view.doors[0].room = 1;
+    ground.planner.waited(ground.now, wait.what, true, true);
+    assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
+}
+
+#[test]
+fn keys_that_were_freed_while_the_flags_were_raised_are_looked_at() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", true)]);
+    assert_eq!(ground.wait().what, Awaited::Work);
+    let returned = Returned {
+        keys: [key("k")].into(),
+        ..Returned::default()
+    };
+    assert_eq!(ground.step(), Step::LookAgain);
+    ground.planner.hear(Report::Returned(returned));
+    let again = ground.planner.look_again(ground.now, &ground.view);
+    assert_eq!(again, Step::Again);
+    assert_eq!(ground.step(), keys(&["k"]));
+}
+
+/// R9: work that a look has left out is done when its time comes, not at the next poll.
+#[test]
+fn the_wait_ends_when_a_look_for_streams_is_owed() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    let slow = Duration::from_millis(200);
+    let slowly = || Surveyed {
+        streams: found(&[]),
+        took: slow,
+        is_active: true,
+        ..nothing()
+    };
+    ground.surveyed(slowly());
+    assert_eq!(ground.wait().until, ground.now + POLL);
+    ground.planner.hear(Report::News);
+    ground.surveyed(slowly());
+    let looked = ground.now;
+    ground.planner.hear(Report::News);
+    let survey = ground.begin_survey();
+    assert!(
+        matches!(survey.streams, Streams::Behind(_)),
+        "the last query was slow"
+    );
+    (ground.planner).surveyed(
+        ground.now,
+        survey,
+        Surveyed {
+            is_active: true,
+            ..nothing()
+        },
+        &ground.held,
+    );
+    let owed = looked + REST * slow;
+    assert_eq!(ground.wait().until, owed);
+    // Found by the simulation (seed 39839): the query came due between two surveys while the relay waited for room, and
+    // from then on every wait ended at once.
+    ground.view.is_queue_full = true;
+    let wait = ground.wait();
+    let expected = (Awaited::Room, owed, Due::Owed);
+    assert_eq!((wait.what, wait.until, wait.due), expected);
+    ground.now = owed;
+    ground.planner.surveys.end(owed, owed, POLL);
+    (ground.planner).waited(owed, Awaited::Room, false, true);
+    assert!(!matches!(ground.begin_survey().streams, Streams::Behind(_)));
+}
+
+/// G2: the database's answer takes a while, and a floor must not pass messages that are enqueued meanwhile.
+#[test]
+fn a_lane_continues_after_the_present_of_the_database() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    let survey = ground.begin_survey();
+    // The answer takes three seconds: the database read its clock at some moment in between.
+    ground.now += 3 * SECOND;
+    let time = 1_000_000_000;
+    let found = Surveyed {
+        streams: found(&[stream("a", false)]),
+        is_active: true,
+        time,
+        ..nothing()
+    };
+    ground
+        .planner
+        .surveyed(ground.now, survey, found, &ground.held);
+    let asked = |ground: &mut Ground| match ground.step() {
+        Step::Claim(Claim::Lanes { plain, .. }) => plain,
+        other => panic!("{other:?}"),
+    };
+    let sweep = asked(&mut ground);
+    let brought = Brought {
+        room: usize::MAX,
+        batch: &Batch::default(),
+        of_keys: OfKeys::None,
+        reached: &HashMap::new(),
+        took: SECOND / 2,
+    };
+    ground.planner.claimed(ground.now, &sweep, &brought);
+    assert_eq!(ground.wait().what, Awaited::Work);
+    ground.planner.waited(ground.now, Awaited::Work, true, true);
+    let after = asked(&mut ground)[0].after;
+    assert!(after > Position::START, "the lane was swept just now");
+    let began = Position::of_time(time - 500_000);
+    assert!(after <= began, "{after:?}");
+}
+
+/// R9: an application may notify the relay with each commit.
+#[test]
+fn news_that_never_ends_keeps_no_claim_back() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false)]);
+    ground.planner.hear(Report::News);
+    ground.survey(&[stream("a", false)]);
+    ground.planner.hear(Report::News);
+    assert!(matches!(ground.next(), Step::Claim(Claim::Lanes { .. })));
+    ground.begin_survey();
+}
+
+/// R9: a look answers the question whether anything is due only if it began after the question.
+#[test]
+fn a_question_is_answered_by_a_look_that_began_later_and_found_nothing() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false)]);
+    ground.view.custody.question = 1;
+    ground.view.custody.is_asked = true;
+    assert_eq!(
+        ground.wait().answers,
+        Some(0),
+        "the look began before the question"
+    );
+    ground.planner.hear(Report::News);
+    ground.survey(&[stream("a", false)]);
+    let Step::Claim(Claim::Lanes { plain, .. }) = ground.step() else {
+        panic!("expected a claim");
+    };
+    ground.bring(&plain, vec![claimed(1, "a", None)]);
+    assert_eq!(ground.wait().answers, None, "the look has found a message");
+    ground.view.custody.is_nothing_in_flight = false;
+    ground
+        .planner
+        .waited(ground.now, Awaited::Work, true, false);
+    assert_eq!(ground.wait().answers, None, "a message was in flight");
+    ground.planner.waited(ground.now, Awaited::Work, true, true);
+    assert_eq!(ground.wait().answers, Some(1));
+}
+
+/// R9: a claim under an expired lease returns nothing, whatever is due.
+#[test]
+fn a_question_waits_while_the_lease_may_have_expired() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    ground.view.custody.question = 1;
+    ground.view.may_send = false;
+    ground.survey(&[stream("a", false)]);
+    assert_eq!(ground.wait().answers, None);
+    ground.view.may_send = true;
+    ground.planner.waited(ground.now, Awaited::Work, true, true);
+    assert_eq!(ground.wait().answers, Some(1));
+
+    ground.view.custody.question = 2;
+    ground.planner.hear(Report::News);
+    ground.survey(&[stream("a", false)]);
+    // Another lease, during the look.
+    ground.view.lease = Some(LeaseId(8));
+    ground.planner.stage = Stage::Survey;
+    assert!(
+        matches!(ground.step(), Step::Survey(_)),
+        "a new look begins"
+    );
+}
+
+/// R8: a survey may have missed messages that were announced while it ran.
+#[test]
+fn news_of_the_time_of_a_survey_is_looked_for_before_the_wait() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    ground.survey(&[]);
+    ground.planner.hear(Report::News);
+    assert_eq!(ground.step(), Step::LookAgain);
+    let again = ground.planner.look_again(ground.now, &ground.view);
+    assert_eq!(again, Step::Again, "the planner does not wait");
+    ground.survey(&[]);
+    assert_eq!(ground.wait().what, Awaited::Work);
+}
+
+/// R46: under load, each message may be announced, and a survey takes long compared with a claim.
+#[test]
+fn news_soon_after_a_survey_asks_the_known_lanes_first() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    let survey = ground.begin_survey();
+    let found = Surveyed {
+        streams: found(&[stream("a", false)]),
+        is_active: true,
+        ..nothing()
+    };
+    let took = Duration::from_millis(5);
+    ground.now += took;
+    let surveyed = ground.now;
+    (ground.planner).surveyed(surveyed, survey, found, &ground.held);
+    assert_eq!(ground.wait().until, surveyed + POLL);
+    ground.planner.hear(Report::News);
+    ground.planner.waited(ground.now, Awaited::Work, true, true);
+    assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
+    let owed = surveyed + surveys::REST_AFTER_NEWS * took;
+    assert_eq!(
+        ground.wait().until,
+        owed,
+        "another stream may have messages"
+    );
+    ground.now = owed;
+    ground.begin_survey();
+}
+
+/// R46: changed rows are used within a second, even if no survey is due.
+#[test]
+fn a_survey_is_made_when_the_rows_of_endpoints_must_be_checked() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false)]);
+    let at = ground.now + Duration::from_millis(250);
+    ground.planner.hear(Report::RowsOwed(Some(at)));
+    assert_eq!(ground.wait().until, at);
+    ground.now = at;
+    ground.begin_survey();
+}
+
+/// R12: a relay that stands by learns under its new lease whether it is active.
+#[test]
+fn a_lease_that_is_lost_during_a_survey_is_followed_by_another_survey() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    let found = Surveyed {
+        is_active: false,
+        ..nothing()
+    };
+    ground.surveyed(found);
+    ground.view.lease = None;
+    assert!(matches!(ground.next(), Step::Wait(wait) if wait.what == Awaited::Time));
+    ground.view.lease = Some(LeaseId(8));
+    assert!(matches!(ground.step(), Step::Survey(_)));
+}
+
+/// R9: repeated waits of no length would be a busy loop.
+#[test]
+fn work_owed_only_by_claims_ends_no_wait_of_a_relay_that_does_not_claim() {
+    let routes = routes();
+    for (is_active, left_to_claim) in [(false, None), (true, Some(0))] {
+        let mut ground = Ground::new(&routes);
+        ground.planner.searches.patrol.want(ground.now);
+        ground.view.left_to_claim = left_to_claim;
+        ground.surveyed(Surveyed {
+            streams: found(&[stream("a", false)]),
+            is_active,
+            ..nothing()
+        });
+        assert_eq!(ground.wait().until, ground.now + POLL);
+    }
+}
+
+/// So many messages of a part were released.
+fn released(messages: usize) -> Option<Released> {
+    Some(Released {
+        messages,
+        are_some_locked: false,
+    })
+}
+
+impl Ground<'_> {
+    /// The next part of an undo.
+    fn part(&mut self) -> Part {
+        match self.step() {
+            Step::Undo(Undo::Part(part)) => part,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Releases all parts of a pass. The last one has this result, and is returned.
+    fn undo_all(&mut self, last: Option<Released>) -> Part {
+        loop {
+            let part = self.part();
+            let is_last = part.range.upto == i64::MAX;
+            let result = if is_last { last } else { released(0) };
+            let took = Duration::ZERO;
+            self.planner.undone(self.now, part, result, took);
+            if is_last {
+                return part;
+            }
+            self.planner.stage = Stage::Undo;
+        }
+    }
+}
+
+#[test]
+fn a_question_waits_for_the_end_of_an_undo() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[]);
+    let doubt = doubt(1);
+    ground.view.custody.doubt = Some(doubt);
+    assert_eq!(ground.step(), Step::Undo(Undo::Look(doubt)));
+    ground.planner.looked(ground.now, AtWork::No, i64::MAX);
+    for _ in 0..3 {
+        assert_eq!(ground.step(), Step::LookAgain);
+        let again = ground.planner.look_again(ground.now, &ground.view);
+        assert_eq!(again, Step::Again, "the planner does not wait");
+        ground.part();
+    }
+}
+
+/// R13, R65: the messages of a claim without an answer are released, and claims go on, whatever is in flight.
+#[test]
+fn an_undo_begins_at_once_and_claims_continue_meanwhile() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false)]);
+    let doubt = doubt(1);
+    ground.view.custody.doubt = Some(doubt);
+    ground.view.custody.is_nothing_in_flight = false;
+    assert_eq!(ground.next(), Step::Undo(Undo::Look(doubt)));
+    ground.planner.looked(ground.now, AtWork::No, i64::MAX);
+    assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
+    let mut after = i64::MIN;
+    let released = loop {
+        let part = match ground.step() {
+            Step::Undo(Undo::Part(part)) => part,
+            Step::Undo(Undo::End {
+                doubt: of,
+                released,
+            }) => {
+                assert_eq!(of, doubt);
+                break released;
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((part.lease, part.range.after), (LEASE, after));
+        after = part.range.upto;
+        let (now, took) = (ground.now, Duration::ZERO);
+        ground.planner.undone(now, part, released(1), took);
+        if part.range.upto < i64::MAX {
+            assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
+        } else {
+            ground.planner.stage = Stage::Undo;
+        }
+    };
+    assert!(released.is_some_and(|count| count > 3));
+    ground.view.custody.doubt = None;
+    assert!(
+        matches!(ground.step(), Step::Survey(_)),
+        "a new look begins"
+    );
+}
+
+/// R65: a server process that is still working, or a message that a person has locked, lets the relay look again later,
+/// and only later.
+#[test]
+fn an_undo_is_repeated_while_something_may_be_left() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[]);
+    let doubt = doubt(1);
+    ground.view.custody.doubt = Some(doubt);
+    let look = Step::Undo(Undo::Look(doubt));
+    assert_eq!(ground.step(), look);
+    ground.planner.looked(ground.now, AtWork::Yes, i64::MAX);
+    assert_ne!(
+        ground.step(),
+        look,
+        "the process is not asked for again at once"
+    );
+    ground.planner.stage = Stage::Undo;
+    ground.now += Duration::from_millis(50);
+    assert_eq!(ground.step(), look);
+    // A process that exists for long has lost its client: what it has committed is released.
+    ground.now += Duration::from_secs(3);
+    ground.planner.looked(ground.now, AtWork::Yes, i64::MAX);
+    ground.planner.stage = Stage::Undo;
+    ground.undo_all(released(2));
+    ground.planner.stage = Stage::Undo;
+    assert!(!matches!(ground.step(), Step::Undo(_)), "the undo rests");
+    ground.now += Duration::from_secs(1);
+    ground.planner.stage = Stage::Undo;
+    assert_eq!(ground.step(), look);
+    ground.planner.looked(ground.now, AtWork::No, i64::MAX);
+    ground.planner.stage = Stage::Undo;
+    let locked = Some(Released {
+        messages: 0,
+        are_some_locked: true,
+    });
+    let last = ground.undo_all(locked);
+    for _ in 0..20 {
+        ground.planner.stage = Stage::Undo;
+        assert!(!matches!(ground.step(), Step::Undo(_)), "the undo rests");
+        ground.now += Duration::from_secs(10);
+        ground.planner.stage = Stage::Undo;
+        assert_eq!(ground.undo_all(locked), last);
+    }
+    ground.now += Duration::from_secs(10);
+    ground.planner.stage = Stage::Undo;
+    ground.undo_all(released(1));
+    ground.planner.stage = Stage::Undo;
+    let released = Some(3);
+    assert_eq!(ground.step(), Step::Undo(Undo::End { doubt, released }));
+}
+
+/// R65: a relay that has much else to do makes a pass of short statements in many seconds. Only the statements count:
+/// their multiple is waited for.
+#[test]
+fn locked_messages_are_released_soon_although_the_pass_took_long() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[]);
+    ground.view.custody.doubt = Some(doubt(1));
+    assert!(matches!(ground.step(), Step::Undo(Undo::Look(_))));
+    ground.planner.looked(ground.now, AtWork::No, i64::MAX);
+    ground.planner.stage = Stage::Undo;
+    let took = Duration::from_millis(4);
+    let last = loop {
+        let part = ground.part();
+        let are_some_locked = part.range.has(1);
+        let released = Some(Released {
+            messages: 0,
+            are_some_locked,
+        });
+        ground.now += Duration::from_secs(1);
+        ground.planner.undone(ground.now, part, released, took);
+        ground.planner.stage = Stage::Undo;
+        if part.range.upto == i64::MAX {
+            break part;
+        }
+    };
+    assert!(last.range.after > 1);
+    ground.now += 20 * took;
+    let again = ground.part();
+    assert!(again.range.has(1), "{again:?}");
+    ground.planner.undone(ground.now, again, released(1), took);
+    ground.planner.stage = Stage::Undo;
+    assert!(matches!(ground.step(), Step::Undo(Undo::End { .. })));
+}
+
+/// R65: a wait ends when the undo continues. Nobody else would wake the claimer.
+#[test]
+fn a_wait_during_an_undo_ends_with_its_next_step() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[]);
+    ground.view.custody.question = 1;
+    ground.view.custody.doubt = Some(doubt(1));
+    assert!(matches!(ground.step(), Step::Undo(Undo::Look(_))));
+    ground.planner.looked(ground.now, AtWork::Yes, i64::MAX);
+    let wait = ground.wait();
+    assert_eq!(wait.until, ground.now + Duration::from_millis(50));
+    assert_eq!(wait.answers, None, "something is in doubt");
+}
+
+/// R13: the messages of that claim may be in ranges that the undo has passed.
+#[test]
+fn an_undo_restarts_when_another_answer_is_lost() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[]);
+    ground.view.custody.doubt = Some(doubt(1));
+    assert!(matches!(ground.step(), Step::Undo(Undo::Look(_))));
+    ground.planner.looked(ground.now, AtWork::No, i64::MAX);
+    ground.planner.stage = Stage::Undo;
+    let part = ground.part();
+    let (now, took) = (ground.now, Duration::ZERO);
+    ground.planner.undone(now, part, released(0), took);
+    let another = doubt(2);
+    ground.view.custody.doubt = Some(another);
+    ground.planner.stage = Stage::Undo;
+    assert_eq!(ground.step(), Step::Undo(Undo::Look(another)));
+    ground.planner.looked(ground.now, AtWork::No, i64::MAX);
+    ground.planner.stage = Stage::Undo;
+    assert_eq!(ground.part(), part);
+}
+
+#[test]
+fn a_doubt_about_an_ended_lease_ends_at_once() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    let doubt = Doubt {
+        lease: LeaseId(LEASE.0 - 1),
+        ..doubt(1)
+    };
+    ground.view.custody.doubt = Some(doubt);
+    let released = None;
+    assert_eq!(ground.next(), Step::Undo(Undo::End { doubt, released }));
+}
+
+/// R12, R14: messages of an expired lease are taken over, except those that this process still has to settle.
+#[test]
+fn leases_that_have_ended_are_taken_over_or_lost() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false)]);
+    // The row of a lease may be gone while this process still holds its messages.
+    ground.planner.hear(Report::Vanished(vec![4, 5]));
+    ground.now += surveys::INTERVAL;
+    let ended = |ended: &[i64]| Surveyed {
+        streams: found(&[stream("a", false)]),
+        ended: ended.to_vec(),
+        is_active: true,
+        ..nothing()
+    };
+    ground.held = [LeaseId(2), LeaseId(5)].into();
+    ground.surveyed(ended(&[1, 2]));
+    assert_eq!(ground.planner.expired(), [1, 4]);
+    let Step::Claim(Claim::Lanes { plain, .. }) = ground.step() else {
+        panic!("expected a takeover");
+    };
+    assert_eq!(plain[0].after, Position::START, "the lane is swept");
+    ground.now += surveys::INTERVAL;
+    ground.surveyed(ended(&[1, 2, LEASE.0]));
+    assert_eq!(ground.step(), Step::LoseLease(LEASE));
+}
+
+/// R10
+#[test]
+fn a_relay_that_stands_by_waits_for_its_turn_and_then_looks_at_everything() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    let standing = |is_active| Surveyed {
+        streams: found(&[stream("a", false)]),
+        is_active,
+        ..nothing()
+    };
+    ground.surveyed(standing(false));
+    assert_eq!(ground.wait().what, Awaited::Turn);
+    ground
+        .planner
+        .waited(ground.now, Awaited::Turn, false, true);
+    ground.surveyed(standing(true));
+    assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
+}
+
+/// R10: only one relay at a time has the right to probe. A relay that stands by does not take the right, and does not
+/// wait repeatedly for a pause that has already expired.
+#[test]
+fn a_relay_that_stands_by_probes_no_destination() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    ground.surveyed(Surveyed {
+        is_active: false,
+        ..nothing()
+    });
+    ground.view.doors[0] = Door {
+        room: 0,
+        is_open: false,
+        opens_at: Some(ground.now),
+    };
+    assert!(ground.wait().until > ground.now);
+    let turn = Awaited::Turn;
+    ground.planner.waited(ground.now, turn, true, true);
+    assert_eq!(ground.next(), Step::Gates { may_probe: false });
+}
+
+/// R13: after a change of server, the messages of the lease are checked.
+#[test]
+fn a_server_is_another_one_where_it_was_started_at_another_time() {
+    let routes = routes();
+    let mut ground = Ground::new(&routes);
+    assert!(!ground.planner.is_other_server(1), "the first server");
+    assert!(!ground.planner.is_other_server(1));
+    assert!(ground.planner.is_other_server(2));
+    assert!(!ground.planner.is_other_server(2));
+}
+
+/// R8: keyed claims exclude one another, and a relay whose claim was blocked does not spin.
+#[test]
+fn a_relay_that_was_beaten_rests_and_claims_messages_without_keys_meanwhile() {
+    let routes = routes();
+    let both = [stream("a", false), stream("a", true)];
+    let mut ground = Ground::with(&routes, &both);
+    ground.bring_with(&[], vec![], OfKeys::Beaten(1.0));
+    let rest = Duration::from_millis(1);
+    let expected = Wait::until(ground.now + rest);
+    assert_eq!(ground.step(), Step::Wait(expected));
+    let Step::Claim(Claim::Lanes { plain, keyed, .. }) = ground.step() else {
+        panic!("expected a claim");
+    };
+    assert_eq!((plain.len(), keyed.len()), (1, 0));
+    ground.now += rest;
+    let Step::Claim(Claim::Lanes { plain, keyed, .. }) = ground.step() else {
+        panic!("expected a claim after the back-off");
+    };
+    assert_eq!((plain.len(), keyed.len()), (1, 1));
+}
+
+#[test]
+fn topics_without_a_place_are_full_until_there_is_room() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", true)]);
+    assert!(ground.planner.take_policy().is_some());
+    assert_eq!(ground.planner.take_policy(), None, "nothing has changed");
+    ground.view.doors[0].room = 0;
+    ground
+        .planner
+        .hear(Report::NoPlace("a".to_owned(), To::Bulkhead(0)));
+    ground
+        .planner
+        .hear(Report::NoPlace("a".to_owned(), To::Bulkhead(0)));
+    let policy = ground.planner.take_policy().expect("the topic is full");
+    assert_eq!(policy.full, ["a"]);
+    assert_eq!(ground.step(), Step::LookAgain);
+    assert_eq!(ground.planner.take_policy(), None, "there is no room");
+    ground.view.doors[0].room = 1;
+    ground.step();
+    let policy = ground.planner.take_policy().expect("the topic has room");
+    assert!(policy.full.is_empty());
+}
+
+/// G5: freed keys without room wait for it and are not forgotten.
+#[test]
+fn keys_without_room_wait_for_it() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", true), stream("b", true)]);
+    assert_eq!(ground.wait().what, Awaited::Work);
+    ground.planner.hear(Report::Returned(Returned {
+        keys: [key("k")].into(),
+        ..Returned::default()
+    }));
+    ground.view.doors[0].room = 0;
+    let found = |ground: &mut Ground<'_>, claims| {
+        let ask = ground.asks_for_keys();
+        assert_eq!(ask, Ask::Keys(vec![key("k")]));
+        ground.found(SearchKind::Freed, ask, head("a", 1), claims)
+    };
+    assert!(found(&mut ground, Claims::default()).is_empty());
+    let wait = ground.wait();
+    assert_eq!((wait.what, wait.answers), (Awaited::Room, None));
+    ground.view.doors[0].room = 1;
+    // A claim that leaves the message out because of its size.
+    let cut = Claims {
+        is_cut: true,
+        ..Claims::default()
+    };
+    assert_eq!(found(&mut ground, cut), [1]);
+    let is_looked_at = |ground: &mut Ground<'_>| ground.step() == keys(&["k"]);
+    assert!((0..3).any(|_| is_looked_at(&mut ground)));
+}
+
+/// R14: only a walk finds these keys, and a walk may have begun just before.
+#[test]
+fn freed_keys_wait_for_their_destination_to_open_and_walks_for_topics_that_are_resumed() {
+    let routes = routes();
+    let keyed = stream("a", true);
+    let mut ground = Ground::with(&routes, std::slice::from_ref(&keyed));
+    assert_eq!(ground.wait().what, Awaited::Work);
+    ground.planner.hear(Report::Returned(Returned {
+        keys: [key("k")].into(),
+        ..Returned::default()
+    }));
+    let ask = ground.asks_for_keys();
+    let closed = Door {
+        room: 0,
+        is_open: false,
+        opens_at: None,
+    };
+    let open = std::mem::replace(&mut ground.view.doors[0], closed);
+    ground.found(SearchKind::Freed, ask, head("a", 1), Claims::default());
+    assert_eq!(
+        ground.wait().what,
+        Awaited::Work,
+        "the planner does not spin"
+    );
+    ground.view.doors[0] = open;
+    let ask = ground.asks_for_keys();
+    ground.found(SearchKind::Freed, ask, Page::default(), Claims::default());
+    assert_eq!(ground.wait().what, Awaited::Work);
+    let asks_for_walk = |ground: &mut Ground<'_>| {
+        let pass = Pass {
+            is_idle: false,
+            ..ground.planner.pass(ground.now, &ground.view, true)
+        };
+        // Every other turn.
+        let walk = &mut ground.planner.searches.walk;
+        (0..2).any(|_| walk.ask(&pass).is_some())
+    };
+    for topics in [vec!["a".to_owned()], vec![]] {
+        assert!(!asks_for_walk(&mut ground));
+        ground.view.custody.kept_back = Arc::new(KeptBack {
+            topics: topics.into_iter().collect(),
+            ..KeptBack::default()
+        });
+        ground.step();
+    }
+    assert!(asks_for_walk(&mut ground));
+}
+
+/// R11
+#[test]
+fn a_limit_ends_claims_and_answers() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false)]);
+    ground.view.left_to_claim = Some(2);
+    let Step::Claim(Claim::Lanes { room, .. }) = ground.step() else {
+        panic!("expected a claim");
+    };
+    assert_eq!(room, 2);
+    ground.view.left_to_claim = Some(0);
+    ground.view.custody.is_nothing_in_flight = false;
+    assert_eq!(ground.wait().answers, None);
+    ground.view.custody.is_nothing_in_flight = true;
+    let wait = ground.wait();
+    assert_eq!((wait.what, wait.answers), (Awaited::Work, Some(0)));
+}
+
+/// R9: after a slow claim, messages are searched in ranges.
+#[test]
+fn a_slow_search_is_left_to_the_patrol() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false)]);
+    let Step::Claim(Claim::Lanes { plain, .. }) = ground.step() else {
+        panic!("expected a claim");
+    };
+    ground
+        .planner
+        .claim_was_too_slow(ground.now, &plain, SECOND);
+    let mut ranges: Vec<Range> = Vec::new();
+    for _ in 0..1000 {
+        match ground.step() {
+            Step::Claim(Claim::Found(SearchKind::Patrol, Ask::Range(range))) => {
+                ranges.push(range);
+                let (kind, ask) = (SearchKind::Patrol, Ask::Range(range));
+                ground.found(kind, ask, Page::default(), Claims::default());
+            }
+            Step::Claim(Claim::Lanes { plain, .. }) => ground.bring(&plain, vec![]),
+            Step::LookAgain => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(ranges.last().map(|range| range.upto), Some(i64::MAX));
+    // The next round begins after a second, before the next poll.
+    assert_eq!(ground.wait().until, ground.now + SECOND);
+}
+
+/// The planner does not wake up for queries that no lane needs.
+#[test]
+fn a_relay_of_an_empty_outbox_sleeps_until_the_next_poll() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[]);
+    for _ in 0..2 {
+        let wait = ground.wait();
+        assert_eq!((wait.what, wait.until), (Awaited::Work, ground.now + POLL));
+        assert_eq!(wait.due, Due::Poll);
+        ground.now += POLL;
+        ground
+            .planner
+            .waited(ground.now, Awaited::Work, false, true);
+        ground.survey(&[]);
+    }
+}
+
+/// R9, found by the simulation (seed 7908): slow queries are made less often, even if the process itself stood still.
+/// Late messages must still be found in time.
+#[test]
+fn a_process_that_stood_still_looks_for_late_commits_soon() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[stream("a", false)]);
+    let ask = ground.asks_for_late();
+    ground.found_late(ask, &[], 9 * SECOND);
+    ground
+        .planner
+        .waited(ground.now + SECOND, Awaited::Work, true, true);
+    let wait = ground.wait();
+    assert!(wait.until <= ground.now + 6 * SECOND);
+    assert_eq!(wait.due, Due::Owed, "a query is owed before the poll");
+}
+
+/// R6
+#[test]
+fn expired_messages_are_searched_for_in_topics_that_no_relay_serves() {
+    let routes = routes();
+    let mut ground = Ground::with(&routes, &[]);
+    let unserved = vec![topic("a"), topic("c")];
+    ground.planner.hear(Report::Unserved(unserved));
+    let mut seen = Vec::new();
+    while let Step::Claim(Claim::Found(kind @ SearchKind::Unserved, ask)) = ground.step() {
+        let Ask::Expired(stream, Position::START) = &ask else {
+            panic!("{ask:?}");
+        };
+        seen.push(stream.clone());
+        ground.found(kind, ask, Page::default(), Claims::default());
+        ground.now += SECOND / 10;
+    }
+    let expected = [false, true].map(|is_keyed| stream("c", is_keyed));
+    assert_eq!(seen, expected, "topic `a` is served here");
+}
+
+/// R8, G5: claims have passed the message's position, and neither a walk nor a sweep is due.
+#[test]
+fn a_message_committed_late_is_claimed_next() {
+    let routes = routes();
+    let (plain, keyed) = (stream("a", false), stream("b", true));
+    let mut ground = Ground::with(&routes, &[plain.clone(), keyed.clone()]);
+    let surveyed = Surveyed {
+        streams: found(&[plain, keyed]),
+        is_active: true,
+        time: 60_000_000,
+        ..nothing()
+    };
+    ground.planner.surveys.want();
+    ground.surveyed(surveyed);
+    ground.wait();
+    let one = |sequence, topic: &str, ordering_key: Option<&str>| Free {
+        sequence,
+        topic: topic.to_owned(),
+        destination: String::new(),
+        ordering_key: ordering_key.map(str::to_owned),
+        available_at: diesel::pg::data_types::PgTimestamp(10_000_000 + sequence),
+        registration: None,
+    };
+    let found = [one(1, "a", None), one(2, "a", None), one(3, "b", Some("k"))];
+    ground.now += SECOND / 5;
+    let ask = ground.asks_for_late();
+    ground.found_late(ask, &found, Duration::from_millis(1));
+    let ask = ground.asks_for_keys();
+    assert_eq!(ask, Ask::Keys(vec![key("k")]));
+    ground.found(SearchKind::Freed, ask, Page::default(), Claims::default());
+    let Step::Claim(Claim::Lanes { plain, .. }) = ground.step() else {
+        panic!("expected a claim");
+    };
+    let first = Position::of_time(10_000_001);
+    assert_eq!(plain[0].after, first, "the floor is lowered");
+}

@@ -1,0 +1,161 @@
+//! Expired messages that no relay serves: they are claimed and dead-lettered, too.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::pace::Pace;
+use super::search::{Finished, Outcome, Pass, Search, WalkAgain};
+use crate::engine::claim::sql::claim::{Position, Stream, Topic};
+use crate::engine::claim::sql::page::Place;
+use crate::engine::claim::sql::search::Ask;
+
+/// The time between rounds.
+const INTERVAL: Duration = Duration::from_secs(10);
+
+/// Rounds over the streams that no relay serves, a page at a time.
+#[derive(Debug)]
+pub(super) struct Unserved {
+    /// The topics of the next round.
+    pub(super) topics: Vec<Topic>,
+    /// The streams left in this round, and the position in the first of them.
+    streams: VecDeque<Stream>,
+    after: Position,
+    /// The earliest time of the next page, or of the next round.
+    next: Option<Instant>,
+}
+
+impl Default for Unserved {
+    fn default() -> Self {
+        Self {
+            topics: Vec::new(),
+            streams: VecDeque::new(),
+            after: Position::START,
+            next: None,
+        }
+    }
+}
+
+impl Unserved {
+    fn is_time(&self, now: Instant) -> bool {
+        self.next.is_none_or(|next| now >= next)
+    }
+
+    /// The messages of the first stream were read up to this place; `None`: to the end.
+    fn read(&mut self, place: Option<Place>) {
+        self.after = match place {
+            Some(Place::Behind(position)) => position,
+            _ => Position::START,
+        };
+        if self.after == Position::START {
+            self.streams.pop_front();
+        }
+    }
+}
+
+impl Search for Unserved {
+    fn ask(&mut self, pass: &Pass) -> Option<Ask> {
+        if pass.is_limited || !self.is_time(pass.now) {
+            return None;
+        }
+        if self.streams.is_empty() {
+            let both = |topic: &Topic| {
+                [false, true].map(|is_keyed| Stream {
+                    topic: topic.clone(),
+                    is_keyed,
+                })
+            };
+            self.streams = self.topics.iter().flat_map(both).collect();
+        }
+        let stream = self.streams.front()?.clone();
+        Some(Ask::Expired(stream, self.after))
+    }
+
+    fn learn(&mut self, finished: Finished) -> Option<WalkAgain> {
+        let last = finished.last;
+        match finished.outcome {
+            // The rest is behind the same position.
+            Outcome::Done(done) if done.claims.of_keys.is_beaten() || done.claims.is_cut => {}
+            Outcome::Done(done) => self.read(done.page.next),
+            Outcome::TooSlow | Outcome::Failed => {}
+        }
+        let interval = match self.streams.is_empty() {
+            true => INTERVAL,
+            false => Duration::ZERO,
+        };
+        self.next = Some(Pace::of_search(interval).next(last));
+        None
+    }
+
+    fn again_at(&self, pass: &Pass) -> Option<Instant> {
+        self.next
+            .filter(|_| !pass.is_limited && !self.streams.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pace::{Last, REST};
+    use super::super::picks::{Claims, Picked};
+    use super::super::search::Found;
+    use super::*;
+    use crate::engine::claim::sql::page::Page;
+
+    fn step(unserved: &mut Unserved, now: Instant) -> Option<(Stream, Position)> {
+        match unserved.ask(&Pass::at(now))? {
+            Ask::Expired(stream, after) => Some((stream, after)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn learn(unserved: &mut Unserved, now: Instant, reached: Option<Position>, took: Duration) {
+        let ask = Ask::Expired(unserved.streams[0].clone(), unserved.after);
+        let page = Page {
+            next: reached.map(Place::Behind),
+            ..Page::default()
+        };
+        let outcome = Outcome::Done(Box::new(Found {
+            page,
+            picked: Picked::default(),
+            claims: Claims::default(),
+        }));
+        unserved.learn(Finished {
+            ask,
+            outcome,
+            last: Last { ended: now, took },
+        });
+    }
+
+    #[test]
+    fn a_round_takes_a_step_at_a_time_and_rests_between() {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let mut unserved = Unserved::default();
+        assert_eq!(step(&mut unserved, now), None, "no topic is unserved");
+        unserved.topics.push(Topic::new("a", ""));
+        let (plain, after) = step(&mut unserved, now).expect("a step");
+        assert!(!plain.is_keyed && after == Position::START);
+        let here = Position::of_time(7);
+        learn(&mut unserved, now, Some(here), second);
+        assert_eq!(
+            step(&mut unserved, now),
+            None,
+            "steps take only a share of the time"
+        );
+        let at = unserved.again_at(&Pass::at(now)).expect("another step");
+        assert_eq!(at, now + REST * second);
+        assert_eq!(step(&mut unserved, at), Some((plain.clone(), here)));
+        learn(&mut unserved, at, None, Duration::ZERO);
+        let (keyed, after) = step(&mut unserved, at).expect("the keyed stream");
+        assert!(keyed.is_keyed && after == Position::START);
+        learn(&mut unserved, at, None, Duration::ZERO);
+        assert_eq!(
+            unserved.again_at(&Pass::at(at)),
+            None,
+            "the round has ended"
+        );
+        assert_eq!(step(&mut unserved, at), None, "rounds rest between");
+        assert_eq!(
+            step(&mut unserved, at + INTERVAL),
+            Some((plain, Position::START))
+        );
+    }
+}

@@ -1,0 +1,3 @@
+//! SQL: pauses, which all relays share.
+
+pub(crate) mod pause;

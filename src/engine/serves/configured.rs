@@ -1,0 +1,201 @@
+//! The roster and the directory of a relay without members: routes only.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::routes::{Routes, Way};
+use crate::dispatch::Failure;
+use crate::engine::claim::sql::claim::{Reads, Topic};
+use crate::engine::claim::sql::namesakes::{Namesakes, OF_ROUTE};
+use crate::engine::clean::chore::Chore;
+use crate::engine::directory::{At, Decided, Directory, Doors, Fate, Roster};
+use crate::engine::host::database::Answer;
+use crate::engine::host::session::Session;
+use crate::engine::host::shared::Shared;
+use crate::engine::lease::sql::lease::LeaseId;
+use crate::engine::observe::health::Problem;
+use crate::engine::plan::to::To;
+use crate::engine::send::gate::Trouble;
+use crate::engine::send::job::Job;
+use crate::engine::send::limits::Limits;
+use crate::engine::send::sql::pause::Paused;
+use crate::engine::settle::settlement::Outcomes;
+use crate::engine::settle::sql::split::Parts;
+use crate::engine::workers::{IsNew, Keeper, Surveyed, Workers};
+use crate::message::Message;
+use crate::sql::brief::Tried;
+use crate::status::ReasonCode;
+
+/// How long a relay leaves a message to the other relays.
+const LEFT_TO_OTHERS: Duration = Duration::from_secs(5);
+
+/// The configured destinations of a relay, and their routes.
+#[derive(Debug, Clone)]
+pub(crate) struct Configured(pub(crate) Arc<Routes>);
+
+/// The message is addressed to a member, of which this relay knows none.
+fn of_a_member(message: &Message) -> Fate {
+    let name = &message.destination;
+    let error = format!("the message is for a registration of {name:?}, and this relay knows none");
+    let failure = Failure::new(ReasonCode::UnknownDestination, error);
+    Fate::Waits(failure, LEFT_TO_OTHERS)
+}
+
+/// The rows that a message gets in its place, after the last one that it has. Parts are placed in the order of their names,
+/// so the last placed part says which are left.
+pub(crate) fn parts(parts: BTreeMap<String, Option<Uuid>>, after: Option<&String>) -> Parts {
+    let left = parts.into_iter();
+    let left = left.filter(|(name, _)| after.is_none_or(|last| name > last));
+    let (to, registrations) = left.unzip();
+    Parts { to, registrations }
+}
+
+impl Roster for Configured {
+    fn way(&self, topic: &Topic) -> To {
+        self.0.find(&topic.topic, &topic.destination).into()
+    }
+
+    fn decide(&self, message: &Message, _: &At<'_>) -> Decided {
+        let way = self.0.find(&message.topic, &message.destination);
+        let is_addressed = !message.destination.is_empty();
+        let is_of_a_member = message.registration.is_some_and(|id| id != OF_ROUTE);
+        let names = |numbers: &[usize]| {
+            let names = self.0.names_of(numbers);
+            let names = names.map(|name| (name.to_owned(), None)).collect();
+            Fate::Parts(parts(names, message.split_to.as_ref()))
+        };
+        let fate = match way {
+            Way::NotTaken | Way::UnknownDestination => Fate::Elsewhere,
+            _ if is_addressed && is_of_a_member => of_a_member(message),
+            Way::To(number) if is_addressed || message.split_to.is_none() => Fate::Lane(number),
+            Way::To(number) => names(&[number]),
+            Way::Split(numbers) => names(numbers),
+            Way::NoRoute => Fate::Elsewhere,
+        };
+        fate.into()
+    }
+
+    fn member(&self, _: &str) -> Option<u32> {
+        None
+    }
+
+    fn has(&self, _: u32) -> bool {
+        false
+    }
+
+    fn limits(&self, _: u32) -> Option<&Limits> {
+        None
+    }
+
+    fn tenant(&self, _: u32) -> Option<Uuid> {
+        None
+    }
+
+    fn namesakes(&self) -> Option<&Namesakes> {
+        None
+    }
+
+    fn is_empty(&self) -> bool {
+        true
+    }
+
+    fn has_runs(&self) -> bool {
+        false
+    }
+}
+
+impl Directory for Configured {
+    fn roster(&self) -> Arc<dyn Roster> {
+        Arc::new(self.clone())
+    }
+
+    fn doors(&self) -> Doors {
+        Doors::default()
+    }
+
+    fn read_to(&self) -> Option<Arc<dyn Reads>> {
+        None
+    }
+
+    fn can_send(&self) -> bool {
+        false
+    }
+
+    fn prefetch(&self, _: u32) -> Option<usize> {
+        None
+    }
+
+    /// No message goes to a member.
+    fn put(&self, _: Vec<Job>) {}
+
+    fn take_back(&self) -> Vec<Job> {
+        Vec::new()
+    }
+
+    fn moving(&self) -> usize {
+        0
+    }
+
+    fn only_waits(&self) -> bool {
+        false
+    }
+
+    fn paused(&self, _: &[Paused], _: Instant) {}
+
+    fn troubles(&self) -> Vec<(Arc<str>, Trouble)> {
+        Vec::new()
+    }
+
+    fn doubted(&self, _: &str, _: &Message) {}
+
+    fn problems(&self, _: Instant) -> Vec<Problem> {
+        Vec::new()
+    }
+}
+
+impl Workers for Configured {
+    fn run(&self, _: &Arc<Shared>, _: &Outcomes) {}
+
+    fn chores<'a>(&'a self, _: &'a Shared) -> Vec<Box<dyn Chore + 'a>> {
+        Vec::new()
+    }
+
+    fn keeper(&self) -> Box<dyn Keeper<Session>> {
+        Box::new(self.clone())
+    }
+}
+
+impl<D> Keeper<D> for Configured {
+    fn due(&self) -> Option<Option<Instant>> {
+        None
+    }
+
+    fn asks_marks(&self) -> bool {
+        false
+    }
+
+    fn read(
+        &mut self,
+        _: &Shared,
+        _: &mut D,
+        _: &[String],
+        _: Option<Surveyed>,
+    ) -> Answer<Tried<IsNew>> {
+        Ok(Tried::Done(false))
+    }
+
+    fn publish(&mut self, _: &mut D, _: LeaseId) -> Answer<()> {
+        Ok(())
+    }
+
+    fn exchange(&mut self, _: &Shared, _: &mut D, _: bool) -> Answer<()> {
+        Ok(())
+    }
+
+    fn last(&mut self, _: &Shared, _: &mut D) -> Answer<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,4 @@
+//! SQL: what relays serve, and what is recorded of topics.
+
+pub(crate) mod served;
+pub(crate) mod topics;

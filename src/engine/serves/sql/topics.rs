@@ -1,0 +1,410 @@
+//! What is recorded of topics: those that relays have served, those that the application has declared, and those that
+//! ended without a subscriber.
+
+use std::time::Duration;
+
+use diesel::dsl::exists;
+use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, QueryDsl, Queryable, RunQueryDsl};
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Text};
+use diesel::{PgConnection, delete, insert_into, select, update};
+
+use crate::engine::serves::routes::{Serves, matches_any, nearest_pattern};
+use crate::name::OutboxName;
+use crate::own_topics::is_own;
+use crate::sql::absent::{all_endpoints, all_endpoints_text};
+use crate::sql::functions::{On, clock_timestamp, interval};
+use crate::sql::looking::looking_briefly;
+use crate::sql::place::Rfc3339;
+use crate::sql::statement::unprepared_statement;
+use crate::sql::table::{endpoint, ledger, topic};
+use crate::status::Status;
+
+/// The kind of the topics that an application has declared.
+pub(crate) const DECLARED: &str = "declared";
+/// The kind of the topics whose messages have ended without a subscriber.
+const NO_SUBSCRIBER: &str = "no_subscriber";
+
+/// What decides the fate of messages: relays read no others, of which there may be any number.
+pub(crate) fn is_recorded() -> On<'static, topic::table> {
+    Box::new(topic::kind.eq_any(["route", "handler", DECLARED]))
+}
+
+/// How long after the last such message a topic without a subscriber is a problem.
+const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+/// How long a look into the ledger may take.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// Topics that are recorded.
+#[derive(Debug, Clone, PartialEq, Eq, Queryable, serde::Serialize)]
+#[non_exhaustive]
+pub struct KnownTopic {
+    /// The pattern of a route, the topic of a handler, or the declared pattern.
+    pub pattern: String,
+    /// `route` or `handler`: what a relay has served. `declared`: by the application. `no_subscriber`: messages of the topic
+    /// have ended without a subscriber, and it never had one.
+    pub kind: String,
+    /// When a relay that serves them was first started, or when they were first declared or seen, RFC 3339.
+    #[diesel(deserialize_as = Rfc3339)]
+    pub first_served: String,
+    /// When a relay that serves them was last started, or when they were last declared or seen, RFC 3339.
+    #[diesel(deserialize_as = Rfc3339)]
+    pub last_served: String,
+}
+
+impl KnownTopic {
+    /// Whether a relay has served the topics.
+    pub(crate) fn is_served(&self) -> bool {
+        self.kind != DECLARED && self.kind != NO_SUBSCRIBER
+    }
+}
+
+/// The recorded patterns that decide what becomes of a message that nobody wants.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Patterns {
+    /// What a route or a handler of any relay has ever served.
+    pub(crate) served: Vec<String>,
+    /// What the application has declared. Empty: every topic is good.
+    pub(crate) declared: Vec<String>,
+}
+
+impl Patterns {
+    pub(crate) fn of<'a>(known: impl IntoIterator<Item = &'a KnownTopic>) -> Self {
+        let mut patterns = Self::default();
+        for one in known {
+            if one.is_served() {
+                patterns.served.push(one.pattern.clone());
+            } else if one.kind == DECLARED {
+                patterns.declared.push(one.pattern.clone());
+            }
+        }
+        patterns
+    }
+
+    /// Whether a relay has ever served the topic.
+    pub(crate) fn has_served(&self, topic: &str) -> bool {
+        matches_any(&self.served, topic)
+    }
+
+    /// Whether topics are declared, and this one is not. The relay's own events need no declaration.
+    pub(crate) fn is_undeclared(&self, topic: &str) -> bool {
+        !self.declared.is_empty() && !is_own(topic) && !matches_any(&self.declared, topic)
+    }
+
+    /// Whether a message of this topic that no active relay serves, and that nobody wants, waits.
+    pub(crate) fn keep(&self, topic: &str) -> bool {
+        self.has_served(topic) || self.is_undeclared(topic)
+    }
+}
+
+/// Records what a relay serves and declares. `only_declared`: the relay has served nothing yet. Waits for no row that a
+/// person has locked, because the registration of a lease would wait with it: such a row keeps its time.
+pub(crate) fn record(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    serves: &Serves,
+    only_declared: bool,
+) -> QueryResult<()> {
+    let mut topics = serves.topics();
+    topics.retain(|(_, kind)| !only_declared || *kind == DECLARED);
+    if topics.is_empty() {
+        return Ok(());
+    }
+    let rows = || topic::table(name.topic());
+    let recorded = rows().filter(is_recorded());
+    let known: Vec<(String, String)> = recorded.select((topic::pattern, topic::kind)).load(conn)?;
+    let is_known =
+        |pattern: &str, kind: &str| known.iter().any(|one| one.0 == pattern && one.1 == kind);
+    for (pattern, kind) in topics {
+        if !is_known(&pattern, kind) {
+            add(conn, name, &pattern, kind)?;
+            continue;
+        }
+        let row = rows().filter(topic::pattern.eq(pattern.clone()));
+        let row = row.filter(topic::kind.eq(kind)).select(topic::pattern);
+        let free: Vec<String> = row.for_no_key_update().skip_locked().load(conn)?;
+        update(rows())
+            .filter(topic::pattern.eq_any(free))
+            .filter(topic::kind.eq(kind))
+            .set(topic::last_served.eq(clock_timestamp()))
+            .execute(conn)?;
+    }
+    Ok(())
+}
+
+fn add(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    pattern: &str,
+    kind: &str,
+) -> QueryResult<usize> {
+    insert_into(topic::table(name.topic()))
+        .values((topic::pattern.eq(pattern), topic::kind.eq(kind)))
+        .on_conflict_do_nothing()
+        .execute(conn)
+}
+
+/// Declares topics. Returns how many are new.
+pub(crate) fn declare(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    patterns: &[String],
+) -> QueryResult<usize> {
+    let mut new = 0;
+    for pattern in patterns {
+        new += add(conn, name, pattern, DECLARED)?;
+    }
+    Ok(new)
+}
+
+/// The recorded patterns.
+pub(crate) fn patterns(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Patterns> {
+    Ok(Patterns::of(&known(conn, name)?))
+}
+
+/// What relays have served and what is declared.
+pub(crate) fn known(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<KnownTopic>> {
+    topic::table(name.topic())
+        .filter(is_recorded())
+        .select(KNOWN)
+        .load(conn)
+}
+
+pub(crate) fn list(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<KnownTopic>> {
+    topic::table(name.topic())
+        .order((topic::pattern, topic::kind))
+        .select(KNOWN)
+        .load(conn)
+}
+
+type Known = (
+    topic::pattern,
+    topic::kind,
+    topic::first_served,
+    topic::last_served,
+);
+
+const KNOWN: Known = (
+    topic::pattern,
+    topic::kind,
+    topic::first_served,
+    topic::last_served,
+);
+
+/// Forgets a pattern, of this kind or of any. Returns the number of forgotten rows.
+pub(crate) fn forget(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    pattern: &str,
+    kind: Option<&str>,
+) -> QueryResult<usize> {
+    let row = delete(topic::table(name.topic())).filter(topic::pattern.eq(pattern.to_owned()));
+    match kind {
+        Some(kind) => row.filter(topic::kind.eq(kind.to_owned())).execute(conn),
+        None => row.execute(conn),
+    }
+}
+
+/// A topic whose messages end without a subscriber, although none of it was ever delivered. Perhaps it is misspelt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct WithoutSubscriber {
+    /// The topic.
+    pub(crate) topic: String,
+    /// The nearest pattern that a relay has served or that an endpoint has.
+    pub(crate) nearest: Option<String>,
+}
+
+impl WithoutSubscriber {
+    /// What has happened.
+    pub(crate) fn what(&self) -> String {
+        let meant = did_you_mean(self.nearest.as_deref());
+        format!(
+            "messages of the topic {:?}{meant} end without a subscriber (no_subscriber), and the ledger has no delivery of the topic",
+            self.topic
+        )
+    }
+
+    /// What to do, as an imperative.
+    pub(crate) fn next_step(&self) -> String {
+        format!(
+            "correct the topic where messages are enqueued; or declare the application's topics (OUTBOX_TOPICS), so that messages of others wait; `diesel-outbox topics forget '{}'` ends this warning",
+            self.topic
+        )
+    }
+}
+
+/// What to do about waiting messages of a topic that is not declared, as an imperative.
+pub(crate) fn correct_or_declare(topic: &str) -> String {
+    format!(
+        "correct the topic where messages are enqueued, or run `diesel-outbox topics declare '{topic}' --with-waiting`, which ends those that wait as no_subscriber"
+    )
+}
+
+/// ` (did you mean "order.*"?)`, or nothing.
+pub(crate) fn did_you_mean(nearest: Option<&str>) -> String {
+    nearest.map_or_else(String::new, |nearest| {
+        format!(" (did you mean {nearest:?}?)")
+    })
+}
+
+/// Records that messages of a topic have ended without a subscriber, unless a message of the topic was ever sent to
+/// anybody (`false`). Where topics are declared, only declared ones end so, which is no news (`false`).
+pub(crate) fn record_without_subscriber(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    of: &str,
+) -> QueryResult<bool> {
+    if !patterns(conn, name)?.declared.is_empty() {
+        return Ok(false);
+    }
+    let seen = update(topic::table(name.topic()))
+        .filter(topic::pattern.eq(of.to_owned()))
+        .filter(topic::kind.eq(NO_SUBSCRIBER))
+        .set(topic::last_served.eq(clock_timestamp()))
+        .execute(conn)?;
+    if seen > 0 {
+        return Ok(true);
+    }
+    let sent = ledger::table(name.ledger())
+        .filter(ledger::topic.eq(of.to_owned()))
+        .filter(ledger::status.ne(Status::NoSubscriber.as_str()))
+        .select(ledger::sequence);
+    let sent = select(exists(sent));
+    // A ledger too large to look at within this time, and no delivery found: said as it is.
+    let was_sent = looking_briefly(conn, PATIENCE, |conn| sent.get_result::<bool>(conn))?;
+    if was_sent == Some(true) {
+        return Ok(false);
+    }
+    add(conn, name, of, NO_SUBSCRIBER)?;
+    Ok(true)
+}
+
+/// The topics that lately ended without a subscriber, and never had one. Where topics are declared, none ends so.
+pub(crate) fn without_subscriber(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> QueryResult<Vec<WithoutSubscriber>> {
+    let lately: Vec<String> = topic::table(name.topic())
+        .filter(topic::kind.eq(NO_SUBSCRIBER))
+        .filter(topic::last_served.gt(clock_timestamp() - interval(REMEMBERED)))
+        .order(topic::pattern)
+        .select(topic::pattern)
+        .load(conn)?;
+    if lately.is_empty() {
+        return Ok(Vec::new());
+    }
+    let Patterns { served, declared } = patterns(conn, name)?;
+    if !declared.is_empty() {
+        return Ok(Vec::new());
+    }
+    let subscribed = subscribed(conn, name, false)?;
+    let known: Vec<String> = served.into_iter().chain(subscribed).collect();
+    let mut found = Vec::new();
+    for topic in lately.into_iter().filter(|one| !matches_any(&known, one)) {
+        found.push(WithoutSubscriber {
+            nearest: nearest_pattern(&topic, known.iter().map(String::as_str)).map(str::to_owned),
+            topic,
+        });
+    }
+    Ok(found)
+}
+
+/// Whether any destination is registered.
+pub(crate) fn has_endpoints(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
+    let any = all_endpoints(name).select(endpoint::name);
+    select(exists(any)).get_result(conn)
+}
+
+/// The patterns of all endpoints. `with_all`: also `*`, which matches every topic.
+///
+/// Text: `unnest` of a column in FROM.
+pub(crate) fn subscribed(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    with_all: bool,
+) -> QueryResult<Vec<String>> {
+    let which = if with_all { "" } else { "WHERE pattern <> '*'" };
+    unprepared_statement(format!(
+        "SELECT DISTINCT pattern FROM {} d CROSS JOIN unnest(topics) pattern {which} ORDER BY 1",
+        all_endpoints_text(name)
+    ))
+    .giving::<(Text,)>()
+    .load::<(String,)>(conn)
+    .map(|rows| rows.into_iter().map(|(pattern,)| pattern).collect())
+}
+
+/// What becomes of waiting messages that nothing keeps any more, once the recorded topics change.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Freed {
+    /// The topics of these messages.
+    pub topics: Vec<String>,
+    /// The messages.
+    pub messages: i64,
+    /// Those of them that end without a subscriber, unsent. The others go to endpoints, if their filters
+    /// match.
+    pub without_subscriber: i64,
+}
+
+/// Counts the waiting messages of these topics that name no destination, and those that no endpoint wants.
+/// `wanted`: each topic with the patterns of endpoints that match it.
+///
+/// Text: `unnest`, and a subquery for each row.
+pub(crate) fn count_freed(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    topics: Vec<String>,
+    wanted: &[(String, String)],
+) -> QueryResult<Freed> {
+    if topics.is_empty() {
+        return Ok(Freed::default());
+    }
+    let (of, patterns): (Vec<&str>, Vec<&str>) = wanted
+        .iter()
+        .map(|(of, pattern)| (of.as_str(), pattern.as_str()))
+        .unzip();
+    let (messages, without_subscriber) = unprepared_statement(format!(
+        "SELECT count(*), count(*) FILTER (WHERE NOT EXISTS (
+                SELECT FROM unnest($2::text[], $3::text[]) AS wanted(topic, pattern)
+                  JOIN {destination} d ON wanted.pattern = ANY(d.topics)
+                 WHERE wanted.topic = o.topic AND d.enabled AND d.created_at <= o.created_at
+                   AND (d.tenant_id IS NULL OR d.tenant_id = o.tenant_id)))
+           FROM {outbox} o WHERE o.destination = '' AND o.topic = ANY($1)",
+        destination = all_endpoints_text(name),
+        outbox = name.outbox(),
+    ))
+    .bind::<Array<Text>, _>(&topics)
+    .bind::<Array<Text>, _>(of)
+    .bind::<Array<Text>, _>(patterns)
+    .giving::<(BigInt, BigInt)>()
+    .get_result::<(i64, i64)>(conn)?;
+    Ok(Freed {
+        topics,
+        messages,
+        without_subscriber,
+    })
+}
+
+/// Topics whose messages wait because the topic is not declared, although some endpoint has a pattern for
+/// it; the first ten. `None`: the outbox is too large to look.
+pub(crate) fn undeclared(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> QueryResult<Option<Vec<(String, i64)>>> {
+    use diesel::dsl::count_star;
+
+    use crate::sql::table::outbox;
+    use crate::status::ReasonCode;
+
+    let waiting = outbox::table(name.outbox())
+        .filter(
+            outbox::last_error_code
+                .eq(ReasonCode::UnknownTopic.as_str())
+                .and(outbox::locked_by.is_null()),
+        )
+        .group_by(outbox::topic)
+        .select((outbox::topic, count_star()))
+        .order(outbox::topic)
+        .limit(10);
+    looking_briefly(conn, PATIENCE, |conn| waiting.load(conn))
+}

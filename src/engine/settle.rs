@@ -1,0 +1,459 @@
+//! The settler threads: they settle messages (record the results in the database), many at a time.
+
+mod aside;
+mod next;
+pub(crate) mod settlement;
+mod splits;
+pub(crate) mod sql;
+pub(crate) mod written;
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+
+use self::aside::Aside;
+use self::next::look_at_the_next;
+use self::settlement::{Failures, Kind, Settlement, log_conflict, log_settled};
+use self::splits::{Splits, Unfinished};
+use self::sql::settle::Trace;
+use self::sql::split::Piece;
+use self::sql::whereabouts::Whereabouts;
+use super::claim::doubt::RanBy;
+use super::claim::sql::claim::Topic;
+use super::claim::told::Told;
+use super::host::database::Database;
+use super::host::session::{AfterRefusal, Session};
+use super::host::shared::Shared;
+use super::host::sql::connection::Plans;
+use super::host::threads::Post;
+use super::lease::sql::lease::LeaseId;
+use super::plan::{Report, Returned};
+use super::send::pauses;
+use super::workers::Workers;
+use crate::clock;
+use crate::error::DatabaseError;
+use crate::status::ReasonCode;
+
+/// How long a busy settler gathers outcomes, and how often it checks meanwhile whether the senders have run out of
+/// work.
+const LINGER: Duration = Duration::from_millis(5);
+const GLANCE: Duration = Duration::from_millis(1);
+/// Messages that wait for their settle block their ordering keys. A settler of keys gathers more only while the senders
+/// have this many times as many messages.
+const KEYED_WORK: usize = 3;
+/// A batch of at most this size means little load: the next batch is settled at once.
+const LIGHT: usize = 16;
+/// The time limit of a settle. A settle that takes longer is given up and retried.
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How long a settle waits for a row that another session has locked. Then the settler asks which rows are locked, and
+/// settles the others.
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The most stored bytes of the parts that one transaction places, unless a single part has more.
+const PIECE_BYTES: usize = 4 << 20;
+
+/// Settles messages without ordering keys. Ends when all senders and the claimer have ended and all messages are
+/// settled, or when the relay gives up at its deadline.
+///
+/// Settlements that the database refuses because of their values, and those of messages that another session has locked,
+/// are set aside (`aside`) and retried from time to time. They do not hold up others, which always come first.
+pub(crate) fn run(shared: &Shared, workers: &dyn Workers, outcomes: &Receiver<Settlement>) {
+    let session = session(shared, Post::Settler);
+    let mut settler = Settler::new(shared, session, Keys::None, largest_piece(shared));
+    if settler.run(outcomes).is_ok() {
+        pauses::tell_the_last(shared, &mut *workers.keeper(), &mut settler.db);
+    }
+}
+
+/// Settles messages with ordering keys, on one of several threads: a key's next message cannot be sent before the
+/// settle.
+///
+/// When the first message of a key is finished, the same transaction settles it and claims the key's next message,
+/// which goes to the claimer.
+pub(crate) fn run_keyed(shared: &Shared, post: Post, outcomes: &Receiver<Settlement>) {
+    let session = session(shared, post);
+    let mut settler = Settler::new(shared, session, Keys::Continue, largest_piece(shared));
+    if settler.run(outcomes).is_ok() {
+        // Handles the entries that the claimer has left in its inbox.
+        for told in shared.signals.told.1.try_iter() {
+            match told {
+                Told::Continued(jobs) => settler.release(jobs),
+                Told::Report(_) => {}
+            }
+        }
+    }
+}
+
+fn session(shared: &Shared, post: Post) -> Session {
+    let session = shared.session(post, STATEMENT_TIMEOUT, Plans::ByIndex);
+    session.expecting_locks(LOCK_TIMEOUT)
+}
+
+/// The most of a fan-out that one transaction does. A settle of other messages waits at most for one such transaction.
+fn largest_piece(shared: &Shared) -> Piece {
+    Piece {
+        parts: shared.batch(),
+        bytes: PIECE_BYTES,
+    }
+}
+
+/// The relay has given up.
+struct GivenUp;
+
+/// Whether the messages of a settler have ordering keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keys {
+    None,
+    /// The messages have keys. The settle of a key's first message also claims the key's next message.
+    Continue,
+}
+
+pub(crate) struct Settler<'a, D> {
+    shared: &'a Shared,
+    db: D,
+    keys: Keys,
+    /// Whether the last batch was large.
+    is_busy: bool,
+    aside: Aside,
+    splits: Splits,
+    failures: Failures,
+    /// What to do with the connection if the current statement is refused.
+    after_refusal: AfterRefusal,
+    /// The topic of the current statement, if its messages were put aside.
+    topic_aside: Option<Topic>,
+    /// The connections that were lost, and the servers that the claimer had met, before the last settle.
+    lost: u64,
+    servers: u64,
+}
+
+impl<'a, D: Database> Settler<'a, D> {
+    /// `piece`: the most of a fan-out that one transaction does.
+    pub(crate) fn new(shared: &'a Shared, db: D, keys: Keys, piece: Piece) -> Self {
+        Self {
+            shared,
+            db,
+            keys,
+            is_busy: false,
+            aside: Aside::default(),
+            splits: Splits::new(piece),
+            failures: Failures::default(),
+            after_refusal: AfterRefusal::Reconnect,
+            topic_aside: None,
+            lost: 0,
+            servers: 0,
+        }
+    }
+
+    fn run(&mut self, outcomes: &Receiver<Settlement>) -> Result<(), GivenUp> {
+        let batch_size = self.shared.batch();
+        loop {
+            let next = match self.next_try() {
+                None => outcomes.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(at) => outcomes.recv_deadline(at),
+            };
+            match next {
+                Ok(first) => {
+                    if self.is_busy {
+                        self.linger(outcomes, batch_size);
+                    }
+                    let batch = gather(first, outcomes, batch_size);
+                    self.is_busy = batch.len() > LIGHT;
+                    self.settle_all(batch)?;
+                }
+                Err(RecvTimeoutError::Timeout) => self.is_busy = false,
+                Err(RecvTimeoutError::Disconnected) => {
+                    let rest = self.try_the_rest();
+                    self.failures.tell_all(clock::now());
+                    return rest;
+                }
+            }
+            // Checked after every batch: with a channel that is never empty, the deadline never fires.
+            self.try_next();
+            self.failures.tell(clock::now());
+        }
+    }
+
+    /// The time of the next piece of a fan-out, of the next try of settlements set aside, or of the next log line about
+    /// failures.
+    pub(crate) fn next_try(&self) -> Option<Instant> {
+        let now = clock::now();
+        let tries = [self.aside.next_try(now), self.splits.next_piece(now)];
+        let tries = tries.into_iter().flatten();
+        tries.chain(self.failures.due()).min()
+    }
+
+    /// Makes one try of settlements set aside, if a try is due, and does a piece of the fan-outs, if there are any.
+    pub(crate) fn try_next(&mut self) {
+        self.try_aside();
+        self.split_next();
+    }
+
+    /// Settles a batch until every message is settled, put aside, or left to be fanned out.
+    fn settle_all(&mut self, batch: Vec<Settlement>) -> Result<(), GivenUp> {
+        let mut left = self.set_suspects_apart(batch);
+        while !left.is_empty() {
+            left = self.settle(left);
+            if !left.is_empty() {
+                if self.shared.is_abandoned() {
+                    return Err(GivenUp);
+                }
+                self.shared.pause(self.db.after().wait);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for more outcomes while the senders have work. With ordering keys, the senders must have much more work
+    /// than waits here, because the waiting messages block their keys. Does not wait on the channel, because each
+    /// outcome would wake this thread. Ends early at shutdown.
+    fn linger(&self, outcomes: &Receiver<Settlement>, enough: usize) {
+        let shared = self.shared;
+        let until = clock::now() + LINGER;
+        let is_worth_it = || {
+            let waiting = outcomes.len();
+            let unsent = shared.custody.count().saturating_sub(waiting);
+            let least = match self.keys {
+                Keys::Continue => KEYED_WORK * waiting,
+                Keys::None => 0,
+            };
+            waiting < enough && unsent > shared.senders().max(least) && clock::now() < until
+        };
+        while is_worth_it() && !shared.is_stopping() {
+            let _ = shared.signals.stop.recv_timeout(GLANCE);
+        }
+    }
+
+    /// Settles a batch, with one statement for each lease and kind. Returns the messages that were not settled because
+    /// the database is unavailable. The caller retries them at once. Fan-outs are only begun: see [`splits`].
+    pub(crate) fn settle(&mut self, batch: Vec<Settlement>) -> Vec<Settlement> {
+        let mut groups: BTreeMap<(LeaseId, Kind), Vec<Settlement>> = BTreeMap::new();
+        for settlement in batch {
+            if settlement.kind() == Kind::Split {
+                self.splits.add(settlement);
+                continue;
+            }
+            groups
+                .entry((settlement.lease, settlement.kind()))
+                .or_default()
+                .push(settlement);
+        }
+        let mut left = Vec::new();
+        for group in groups.into_values().flat_map(each_once) {
+            let Err(error) = self.settle_group(&group) else {
+                continue;
+            };
+            left.extend(self.was_not_settled(group, &error));
+        }
+        left
+    }
+
+    /// Handles an error of a settle. Returns the messages that are to be retried.
+    fn was_not_settled(
+        &mut self,
+        mut group: Vec<Settlement>,
+        error: &DatabaseError,
+    ) -> Vec<Settlement> {
+        group.iter_mut().for_each(Settlement::repeat);
+        if self.db.after().has_timed_out {
+            self.set_locked_apart(group)
+        } else if error.is_refusal() && !self.db.after().is_missing {
+            self.isolate(group)
+        } else {
+            group
+        }
+    }
+
+    /// Whether the database refused the last statement for its values. A timeout says nothing about values.
+    fn is_refused(&self, error: &DatabaseError) -> bool {
+        error.is_refusal() && !self.db.after().has_timed_out
+    }
+
+    /// Settles messages of one lease and kind. Returns the messages of which only a part of the fan-out is done.
+    fn settle_group(&mut self, group: &[Settlement]) -> Result<Unfinished, DatabaseError> {
+        let Some(first) = group.first() else {
+            return Ok(Unfinished::default());
+        };
+        let (shared, lease, kind) = (self.shared, first.lease, first.kind());
+        let servers = shared.custody.servers();
+        if std::mem::replace(&mut self.servers, servers) != servers {
+            self.db.replace();
+        }
+        let began = clock::now();
+        let (written, seen_to) = self.settle_and_continue(lease, kind, group)?;
+        let now = clock::now();
+        let took = now.saturating_duration_since(began);
+        shared.metrics.settle_seconds.record(took.as_secs_f64());
+        self.splits.took(kind, took);
+        let changed: HashSet<i64> = written.changed.into_iter().collect();
+        let unfinished = Unfinished(written.unfinished.into_iter().collect());
+        let ended = group.iter().filter(|one| !unfinished.has(one));
+        let ended: Vec<&Settlement> = ended.flat_map(Settlement::each).collect();
+        let missed: Vec<&Settlement> = ended
+            .iter()
+            .copied()
+            .filter(|one| !changed.contains(&one.sequence()))
+            .collect();
+        let settled_before = self.settled_before(&missed)?;
+        let (mut done, mut dead, mut conflicts) = (Vec::new(), Vec::new(), Vec::new());
+        for &settlement in &ended {
+            let sequence = settlement.sequence();
+            if written.in_conflict.contains(&sequence) {
+                dead.push(settlement.in_conflict());
+            } else if changed.contains(&sequence) || settled_before.contains(&sequence) {
+                done.push(settlement);
+            } else {
+                conflicts.push(settlement);
+            }
+        }
+        shared.count(|stats| {
+            stats.settles += 1;
+            stats.conflicts += conflicts.len() as u64;
+            stats.dead += dead.len() as u64;
+            *match kind {
+                Kind::Delivered => &mut stats.delivered,
+                Kind::NoSubscriber => &mut stats.no_subscriber,
+                Kind::Deduplicated => &mut stats.deduplicated,
+                Kind::Retry => &mut stats.retried,
+                Kind::Waiting => &mut stats.waiting,
+                Kind::Dead => &mut stats.dead,
+                Kind::Cancelled => &mut stats.cancelled,
+                Kind::Split => &mut stats.split,
+                Kind::Released => &mut stats.released,
+            } += done.len() as u64;
+        });
+        shared.metrics.conflicts.increment(conflicts.len() as u64);
+        let topics = || done.iter().map(|one| one.message.topic.as_str());
+        if kind == Kind::NoSubscriber {
+            shared.unwanted.note(topics(), now);
+        }
+        let is_undeclared = |one: &Settlement| {
+            (one.failure()).is_some_and(|failure| failure.code == ReasonCode::UnknownTopic)
+        };
+        if done.iter().any(|one| is_undeclared(one)) {
+            shared.undeclared.note(topics(), now);
+        }
+        for settlement in done.into_iter().chain(&dead) {
+            self.tell(settlement, now);
+        }
+        self.tell_conflicts(&conflicts);
+        if matches!(kind, Kind::Split | Kind::Released) {
+            let topics = ended.iter().flat_map(|one| one.topics_before());
+            let topics = topics.chain(unfinished.topics(group));
+            // Parts with a key wait until their message is gone.
+            let keys = ended.iter().flat_map(|one| one.keys_before());
+            shared.tell_claimer(Told::Report(Report::Returned(Returned::new(topics, keys))));
+        } else {
+            look_at_the_next(shared, group, &seen_to);
+        }
+        if kind == Kind::Split {
+            // The new rows of the fan-out are ready to be claimed.
+            shared.signals.news.ring();
+        }
+        let custody = &shared.custody;
+        let prefetched = shared.prefetched(ended.iter().map(|one| one.to));
+        match &self.topic_aside {
+            None => {
+                let ended = ended.iter().map(|one| (one.claim(), one.to));
+                custody.settled(lease, ended, &prefetched);
+            }
+            Some(topic) => custody.settled_aside(lease, topic, &ended, &prefetched),
+        }
+        let lost = self.db.after().lost;
+        let is_without_answer = std::mem::replace(&mut self.lost, lost) != lost;
+        let is_in_doubt = is_without_answer || custody.servers() != servers;
+        // At the end of the relay, the lease ends, and other relays find what it may have left.
+        if is_in_doubt && !shared.is_stopping() {
+            // The server may have lost what it had settled and what this process no longer knows.
+            let lease = shared.lease.current().unwrap_or(lease);
+            custody.begin_doubt(lease, RanBy::NONE);
+        }
+        Ok(unfinished)
+    }
+
+    /// The messages that an earlier settle had settled, among those that a repeated settle did not find.
+    fn settled_before(&mut self, missed: &[&Settlement]) -> Result<HashSet<i64>, DatabaseError> {
+        let (traced, untraced): (Vec<&Settlement>, Vec<_>) =
+            missed.iter().filter(|one| one.repeated).partition(|one| {
+                matches!(
+                    one.kind(),
+                    Kind::Delivered | Kind::NoSubscriber | Kind::Dead | Kind::Cancelled
+                )
+            });
+        // An earlier retry or release leaves no trace, and counting it as done is harmless.
+        let mut before: HashSet<i64> = untraced.iter().map(|one| one.sequence()).collect();
+        if !traced.is_empty() {
+            let traces: Vec<Trace> = traced.iter().map(|one| one.trace()).collect();
+            before.extend(self.db.settled(self.after_refusal, &traces)?);
+        }
+        Ok(before)
+    }
+
+    /// Reports a settled message to the log, the metrics and the observers.
+    fn tell(&mut self, settlement: &Settlement, now: Instant) {
+        let shared = self.shared;
+        shared.metrics.of(settlement.to).settled(settlement, now);
+        let (settings, bulkheads) = (&shared.settings, &shared.bulkheads);
+        log_settled(settlement, settings, bulkheads, &mut self.failures, now);
+        if let Some(settled) = settlement.told(bulkheads) {
+            let message = &settlement.message;
+            shared.observers.tell(message, |one| one.settled(&settled));
+        }
+    }
+
+    /// Logs the current state of each message that this lease no longer held. If the query fails, the outage is logged
+    /// elsewhere; the outcome is lost in any case.
+    fn tell_conflicts(&mut self, conflicts: &[&Settlement]) {
+        if conflicts.is_empty() {
+            return;
+        }
+        let missed: Vec<Trace> = conflicts.iter().map(|one| one.trace()).collect();
+        let found = self.db.whereabouts(&missed);
+        let (settings, bulkheads) = (&self.shared.settings, &self.shared.bulkheads);
+        let mut discarded = Vec::new();
+        for settlement in conflicts {
+            let is_it = |standing: &&Whereabouts| standing.sequence == settlement.sequence();
+            let found = found.as_ref().map(|found| found.iter().find(is_it));
+            let why = log_conflict(settlement, settings, bulkheads, found);
+            // Of a message that was not sent, no result is lost.
+            if !matches!(
+                settlement.kind(),
+                Kind::Split | Kind::Released | Kind::Waiting
+            ) {
+                discarded.push(settlement.discarded(bulkheads, why));
+            }
+        }
+        if !discarded.is_empty() {
+            // An outage is logged by the session, and the log has the conflict.
+            let _ = self.db.note_conflicts(&discarded);
+        }
+    }
+}
+
+/// Splits a group so that each part has every sequence at most once. A new primary that lacks the last inserts uses some
+/// sequences again. The settlement of the earlier claim comes first.
+fn each_once(mut group: Vec<Settlement>) -> Vec<Vec<Settlement>> {
+    group.sort_unstable_by_key(Settlement::claim);
+    let mut parts: Vec<(HashSet<i64>, Vec<Settlement>)> = Vec::new();
+    for one in group {
+        let has = |seen: &HashSet<i64>| one.each().any(|one| seen.contains(&one.sequence()));
+        let at = parts.iter().position(|(seen, _)| !has(seen));
+        let at = at.unwrap_or_else(|| {
+            parts.push((HashSet::new(), Vec::new()));
+            parts.len() - 1
+        });
+        let (seen, part) = &mut parts[at];
+        seen.extend(one.each().map(Settlement::sequence));
+        part.push(one);
+    }
+    parts.into_iter().map(|(_, part)| part).collect()
+}
+
+/// The first outcome and the outcomes waiting behind it, up to a batch.
+fn gather(first: Settlement, outcomes: &Receiver<Settlement>, most: usize) -> Vec<Settlement> {
+    std::iter::once(first)
+        .chain(outcomes.try_iter())
+        .take(most)
+        .collect()
+}

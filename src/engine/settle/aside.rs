@@ -1,0 +1,418 @@
+//! Settlements that are set aside, so that no other settlement waits with them: the database refuses to record them, or
+//! another session has locked their messages, such as a person's open transaction. They are tried again apart from all
+//! others.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::settlement::{Kind, Settlement};
+use super::splits::Unfinished;
+use super::{GivenUp, Settler, each_once};
+use crate::clock;
+use crate::engine::claim::sql::claim::Topic;
+use crate::engine::host::database::Database;
+use crate::engine::host::session::AfterRefusal;
+use crate::engine::lease::sql::lease::LeaseId;
+use crate::error::DatabaseError;
+use crate::log;
+
+/// How long a message waits after its first refusal. Each further refusal doubles the wait.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// The time between two looks whether messages are still locked.
+const LOCKED_PAUSE: Duration = Duration::from_secs(1);
+/// After a refused try, the next try waits this many times as long as the refused try took. So refusals take at most a
+/// tenth of a busy thread's time, and half of an idle thread's.
+const REST: u32 = 9;
+const IDLE_REST: u32 = 1;
+/// How long after a refusal the messages of a topic are settled apart from others.
+const SUSPICION: Duration = Duration::from_secs(120);
+/// For how long settlements set aside are retried when the relay ends.
+const LAST_TRIES: Duration = Duration::from_secs(5);
+
+/// The properties that all messages of one try share.
+type Class = (Topic, LeaseId, Kind);
+
+/// Messages of one class, to be settled by one statement.
+#[derive(Debug)]
+struct Try {
+    class: Class,
+    group: Vec<Settlement>,
+    /// The number of refusals, if the group is a single message.
+    refusals: u32,
+}
+
+impl Try {
+    fn new(class: Class, group: Vec<Settlement>) -> Self {
+        let refusals = 0;
+        Self {
+            class,
+            group,
+            refusals,
+        }
+    }
+
+    fn topic(&self) -> &Topic {
+        &self.class.0
+    }
+}
+
+/// Why settlements wait.
+#[derive(Debug)]
+enum Waiting {
+    Refused(Try),
+    /// The messages were locked at the last look.
+    Locked(Vec<Settlement>),
+}
+
+/// The settlements that are set aside.
+#[derive(Debug, Default)]
+pub(super) struct Aside {
+    /// The last refusal of each topic.
+    suspects: HashMap<Topic, Instant>,
+    /// Not tried yet: their topics have had a recent refusal.
+    fresh: VecDeque<Try>,
+    /// By the time of the next try. The number makes the keys unique.
+    waiting: BTreeMap<(Instant, u64), Waiting>,
+    number: u64,
+    /// No try before this time.
+    rests_until: Option<Instant>,
+    /// Whether the last try was a fresh one: fresh and waiting tries take turns.
+    had_fresh: bool,
+}
+
+impl Aside {
+    /// The time of the next try, if there is one.
+    pub(super) fn next_try(&self, now: Instant) -> Option<Instant> {
+        let waiting = self.waiting.keys().next().map(|(at, _)| *at);
+        let next = match self.fresh.is_empty() {
+            true => waiting?,
+            false => now,
+        };
+        Some(self.rests_until.map_or(next, |until| next.max(until)))
+    }
+
+    fn take_next(&mut self) -> Option<Waiting> {
+        let now = clock::now();
+        if self.next_try(now).is_none_or(|at| at > now) {
+            return None;
+        }
+        let is_due = self.waiting.keys().next().is_some_and(|(at, _)| *at <= now);
+        let is_waitings_turn = self.fresh.is_empty() || (is_due && self.had_fresh);
+        self.had_fresh = !is_waitings_turn;
+        match self.had_fresh {
+            true => self.fresh.pop_front().map(Waiting::Refused),
+            false => self.waiting.pop_first().map(|(_, one)| one),
+        }
+    }
+
+    /// Splits a batch into the messages of suspect topics and the others.
+    fn take_suspects(&mut self, batch: Vec<Settlement>) -> (Vec<Settlement>, Vec<Settlement>) {
+        self.suspects.retain(|_, at| clock::since(*at) < SUSPICION);
+        if self.suspects.is_empty() {
+            return (Vec::new(), batch);
+        }
+        batch
+            .into_iter()
+            .partition(|one| self.suspects.contains_key(&one.topic()))
+    }
+
+    fn add_fresh(&mut self, class: Class, group: Vec<Settlement>, most: usize) {
+        let has_room = |one: &&mut Try| one.class == class && one.group.len() < most;
+        match self.fresh.iter_mut().find(has_room) {
+            Some(one) => one.group.extend(group),
+            None => self.fresh.push_back(Try::new(class, group)),
+        }
+    }
+
+    fn wait(&mut self, one: Waiting, pause: Duration) {
+        self.number += 1;
+        let at = clock::now() + pause;
+        self.waiting.insert((at, self.number), one);
+    }
+
+    fn wait_for_locks(&mut self, group: Vec<Settlement>) {
+        if !group.is_empty() {
+            self.wait(Waiting::Locked(group), LOCKED_PAUSE);
+        }
+    }
+
+    /// Makes the waiting refused settlements that `is_so` ready to be tried at once, together.
+    fn bring_forward(&mut self, most: usize, is_so: impl Fn(&Topic) -> bool) {
+        let waiting = std::mem::take(&mut self.waiting);
+        for (at, one) in waiting {
+            match one {
+                Waiting::Refused(one) if is_so(one.topic()) => {
+                    self.add_fresh(one.class, one.group, most);
+                }
+                other => drop(self.waiting.insert(at, other)),
+            }
+        }
+    }
+
+    fn has_locked(&self) -> bool {
+        let mut waiting = self.waiting.values();
+        waiting.any(|one| matches!(one, Waiting::Locked(_)))
+    }
+}
+
+impl<D: Database> Settler<'_, D> {
+    /// Takes the runs apart, and puts messages of topics with a recent refusal aside. Returns the others.
+    pub(crate) fn set_suspects_apart(&mut self, mut batch: Vec<Settlement>) -> Vec<Settlement> {
+        if batch.iter().any(|one| !one.behind.is_empty()) {
+            batch = batch.into_iter().flat_map(Settlement::apart).collect();
+        }
+        let (suspects, others) = self.aside.take_suspects(batch);
+        let mut classes: BTreeMap<Class, Vec<Settlement>> = BTreeMap::new();
+        for one in suspects {
+            let class = (one.topic(), one.lease, one.kind());
+            classes.entry(class).or_default().push(one);
+        }
+        for (class, group) in classes {
+            self.put_aside(&class.0, &group);
+            self.aside.add_fresh(class, group, self.shared.batch());
+        }
+        others
+    }
+
+    fn put_aside(&self, topic: &Topic, group: &[Settlement]) {
+        let each = group.iter().flat_map(Settlement::each);
+        let claims = each.map(|one| (one.claim(), one.to));
+        self.shared.custody.put_aside(topic, claims);
+    }
+
+    /// Finds the topics that caused the refusal of this group, by bisection, and settles the others. Returns the
+    /// messages that could not be tried because the database is unavailable.
+    pub(super) fn isolate(&mut self, mut group: Vec<Settlement>) -> Vec<Settlement> {
+        group.sort_by_cached_key(Settlement::topic);
+        let mut parts = match halves_by_topic(&mut group) {
+            Some(second) => vec![group, second],
+            // One topic: try once more on a new connection, which may succeed.
+            None => vec![group],
+        };
+        let mut untried = Vec::new();
+        while let Some(mut part) = parts.pop() {
+            if !untried.is_empty() || self.shared.is_abandoned() {
+                untried.extend(part);
+                continue;
+            }
+            match self.settle_apart(&part, None) {
+                Ok(unfinished) => unfinished
+                    .of(part)
+                    .into_iter()
+                    .for_each(|one| self.splits.add(one)),
+                Err((error, took)) if self.is_refused(&error) => match halves_by_topic(&mut part) {
+                    Some(second) => parts.extend([part, second]),
+                    None => {
+                        let class = (part[0].topic(), part[0].lease, part[0].kind());
+                        self.put_aside(&class.0, &part);
+                        self.was_refused(Try::new(class, part), &error, took);
+                    }
+                },
+                Err(_) => untried.extend(part),
+            }
+        }
+        untried
+    }
+
+    /// Settles a group whose refusal is expected. `aside` is the topic of a group that was put aside. An error comes
+    /// with the duration of the try.
+    fn settle_apart(
+        &mut self,
+        group: &[Settlement],
+        aside: Option<Topic>,
+    ) -> Result<Unfinished, (DatabaseError, Duration)> {
+        (self.after_refusal, self.topic_aside) = (AfterRefusal::Keep, aside);
+        let began = clock::now();
+        let settled = self.settle_group(group);
+        (self.after_refusal, self.topic_aside) = (AfterRefusal::Reconnect, None);
+        settled.map_err(|error| (error, clock::since(began)))
+    }
+
+    /// Makes one try of a settlement set aside, if a try is due.
+    pub(super) fn try_aside(&mut self) {
+        if let Some(one) = self.aside.take_next() {
+            // An error is no problem here: the settlement waits for its next try.
+            let _ = self.try_to_settle(one);
+        }
+    }
+
+    /// After a settle that exceeded its time limit: sets the messages that are locked aside, and returns the others.
+    /// If the query fails, the database is unavailable, and all are returned to be retried.
+    pub(super) fn set_locked_apart(&mut self, group: Vec<Settlement>) -> Vec<Settlement> {
+        let (locked, free) = match self.by_lock(group) {
+            Ok(parts) => parts,
+            Err(group) => return group,
+        };
+        let Some(first) = locked.first() else {
+            // A refusal that has taken long looks like a timeout.
+            return self.isolate(free);
+        };
+        let (sequence, messages) = (first.sequence(), locked.len());
+        log::warn!(event = "settle_locked", sequence = sequence, messages = messages; "another session has locked {messages} messages, among them message {sequence}: their results are recorded when it ends its transaction (see pg_stat_activity)");
+        self.aside.wait_for_locks(locked);
+        free
+    }
+
+    /// Settles those of these messages that are no longer locked.
+    fn look_at_locked(&mut self, waiting: Vec<Settlement>) {
+        let (locked, free) = match self.by_lock(waiting) {
+            Ok(parts) => parts,
+            Err(waiting) => (waiting, Vec::new()),
+        };
+        self.aside.wait_for_locks(locked);
+        let left = self.settle(free);
+        self.aside.wait_for_locks(left);
+    }
+
+    /// The locked messages and the others. An error, with all messages, if the database is unavailable.
+    fn by_lock(
+        &mut self,
+        group: Vec<Settlement>,
+    ) -> Result<(Vec<Settlement>, Vec<Settlement>), Vec<Settlement>> {
+        let each = group.iter().flat_map(Settlement::each);
+        let sequences: Vec<i64> = each.map(Settlement::sequence).collect();
+        // The session reports the error.
+        let Ok(locked) = self.db.locked(&sequences) else {
+            return Err(group);
+        };
+        let locked: HashSet<i64> = locked.into_iter().collect();
+        let is_locked = |one: &Settlement| one.each().any(|one| locked.contains(&one.sequence()));
+        Ok(group.into_iter().partition(is_locked))
+    }
+
+    /// At the end of the relay, releases the messages that are not fanned out yet, and tries all settlements set aside
+    /// once more, for at most [`LAST_TRIES`].
+    pub(super) fn try_the_rest(&mut self) -> Result<(), GivenUp> {
+        let unfinished = self.splits.release();
+        self.settle_all(unfinished)?;
+        let until = clock::now() + LAST_TRIES;
+        self.aside.bring_forward(usize::MAX, |_| true);
+        loop {
+            let next = self.aside.fresh.pop_front().map(Waiting::Refused);
+            let now = clock::now();
+            let is_due = |at: Instant| at <= now;
+            let next = next.or_else(|| {
+                let first = self.aside.waiting.first_entry()?;
+                is_due(first.key().0).then(|| first.remove())
+            });
+            let is_late = now >= until;
+            let Some(one) = next else {
+                if is_late || self.shared.is_abandoned() || !self.aside.has_locked() {
+                    return Ok(());
+                }
+                self.shared.pause(LOCKED_PAUSE / 4);
+                continue;
+            };
+            let (Waiting::Refused(Try { group, .. }) | Waiting::Locked(group)) = &one;
+            if is_late && group.iter().all(|message| message.repeated) {
+                return Ok(());
+            }
+            if self.try_to_settle(one).is_err() {
+                if self.shared.is_abandoned() {
+                    return Err(GivenUp);
+                }
+                self.shared.pause(self.db.after().wait);
+                // The settlement that failed is the last of the waiting ones. It becomes fresh again.
+                if let Some((at, one)) = self.aside.waiting.pop_last() {
+                    match one {
+                        Waiting::Refused(one) => self.aside.fresh.push_back(one),
+                        locked @ Waiting::Locked(_) => drop(self.aside.waiting.insert(at, locked)),
+                    }
+                }
+            } else if self.shared.is_abandoned() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Returns an error only if the database is unavailable.
+    fn try_to_settle(&mut self, one: Waiting) -> Result<(), DatabaseError> {
+        let mut one = match one {
+            Waiting::Refused(one) => one,
+            Waiting::Locked(group) => {
+                self.look_at_locked(group);
+                return Ok(());
+            }
+        };
+        let mut groups = each_once(one.group).into_iter();
+        one.group = groups.next().unwrap_or_default();
+        for group in groups {
+            let again = Try::new(one.class.clone(), group);
+            self.aside.wait(Waiting::Refused(again), Duration::ZERO);
+        }
+        let was_refused = one.group.iter().any(|message| message.repeated);
+        match self.settle_apart(&one.group, Some(one.topic().clone())) {
+            Ok(unfinished) => {
+                let most = self.shared.batch();
+                if was_refused {
+                    (self.aside).bring_forward(most, |topic| topic == one.topic());
+                }
+                let left = unfinished.of(one.group);
+                if !left.is_empty() {
+                    self.aside.add_fresh(one.class, left, most);
+                }
+                Ok(())
+            }
+            Err((error, took)) if self.is_refused(&error) => {
+                self.was_refused(one, &error, took);
+                Ok(())
+            }
+            Err((error, _)) => {
+                one.group.iter_mut().for_each(Settlement::repeat);
+                self.aside.wait(Waiting::Refused(one), self.db.after().wait);
+                Err(error)
+            }
+        }
+    }
+
+    /// Handles the refusal of a try that was put aside: the try is repeated in halves, or later.
+    fn was_refused(&mut self, mut one: Try, error: &DatabaseError, took: Duration) {
+        let now = clock::now();
+        let is_news = self.aside.suspects.insert(one.topic().clone(), now);
+        let rest = if self.is_busy { REST } else { IDLE_REST };
+        self.aside.rests_until = Some(now + rest * took);
+        if is_news.is_none() {
+            let Topic { topic, destination } = one.topic();
+            let to = match destination.as_str() {
+                "" => String::new(),
+                name => format!(" to {name}"),
+            };
+            log::error!(event = "settle_failed", topic = topic, destination = destination, messages = one.group.len(), error:% = error; "the database refuses to record the results of {} messages of {topic}{to}: retrying until it accepts them: {error}", one.group.len());
+        }
+        let mut was_changed = false;
+        for message in &mut one.group {
+            message.repeat();
+            // Every database encoding can store ASCII.
+            was_changed |= message.make_ascii();
+        }
+        if was_changed {
+            return (self.aside).wait(Waiting::Refused(one), Duration::ZERO);
+        }
+        if one.group.len() > 1 {
+            let second = one.group.split_off(one.group.len() / 2);
+            for half in [one.group, second] {
+                let half = Try::new(one.class.clone(), half);
+                self.aside.wait(Waiting::Refused(half), Duration::ZERO);
+            }
+            return;
+        }
+        for message in one.group.iter().flat_map(Settlement::each) {
+            log::debug!(event = "settle_refused", sequence = message.sequence(), refusals = one.refusals + 1, error:% = error; "the database refuses to record the result of message {} ({}), {} times so far: retrying later: {error}", message.message.message_id, message.message.topic, one.refusals + 1);
+            self.shared.custody.refused(message.claim());
+        }
+        let pause = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(one.refusals));
+        one.refusals += 1;
+        (self.aside).wait(Waiting::Refused(one), pause.min(LONGEST_PAUSE));
+    }
+}
+
+/// Cuts messages that are ordered by topic at the start of a topic, near the middle. Returns the second part. `None`:
+/// all messages have one topic.
+fn halves_by_topic(group: &mut Vec<Settlement>) -> Option<Vec<Settlement>> {
+    let middle = group.len() / 2;
+    let begins = |at: &usize| group[*at].topic() != group[*at - 1].topic();
+    let behind = (middle.max(1)..group.len()).find(begins);
+    let at = behind.or_else(|| (1..middle).rev().find(begins))?;
+    Some(group.split_off(at))
+}

@@ -1,0 +1,56 @@
+//! Finds and logs the messages that no active relay serves.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use crate::engine::claim::sql::claim::Topic;
+use crate::engine::observe::unrouted::Unrouted;
+use crate::log;
+use crate::operate::sql::depths::Depths;
+use crate::status::ReasonCode;
+
+/// How often the log repeats a line.
+const AGAIN: Duration = Duration::from_secs(600);
+/// The most log lines for one count. The next count logs the others.
+const MOST_LINES: usize = 10;
+
+/// All topics without a relay, the most messages first.
+pub(super) fn unrouted(depths: &Depths) -> Vec<Unrouted> {
+    let mut all: Vec<Unrouted> = depths
+        .unrouted()
+        .filter_map(|lane| {
+            Some(Unrouted {
+                topic: Topic::new(&lane.topic, &lane.destination),
+                waiting: lane.pending + lane.retrying,
+                why: lane.unserved.clone()?,
+            })
+        })
+        .collect();
+    all.sort_by_key(|one| -one.waiting);
+    all
+}
+
+/// When the log has reported each topic.
+#[derive(Debug, Default)]
+pub(super) struct Logged(HashMap<Topic, Instant>);
+
+impl Logged {
+    /// Logs each topic once, and again after [`AGAIN`].
+    pub(super) fn log(&mut self, unrouted: &[Unrouted]) {
+        self.0
+            .retain(|topic, _| unrouted.iter().any(|one| one.topic == *topic));
+        let is_new = |one: &&Unrouted| {
+            let logged = self.0.get(&one.topic);
+            logged.is_none_or(|at| at.elapsed() >= AGAIN)
+        };
+        let new: Vec<Unrouted> = unrouted.iter().filter(is_new).cloned().collect();
+        for one in new.into_iter().take(MOST_LINES) {
+            let event = match one.why.code() {
+                ReasonCode::UnknownTopic => "unknown_topic",
+                _ => "no_route",
+            };
+            log::error!(event = event, topic = one.topic.topic, destination = one.topic.destination, messages = one.waiting; "{} without using attempts, because {}: {}", one.what(), one.why, one.why.next_step(one.waiting));
+            self.0.insert(one.topic, Instant::now());
+        }
+    }
+}

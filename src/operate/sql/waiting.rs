@@ -1,0 +1,369 @@
+//! Live messages that a filter selects: list, count, retry, cancel.
+
+use std::fmt;
+use std::time::SystemTime;
+
+use diesel::PgConnection;
+use diesel::dsl::array;
+use diesel::prelude::{
+    BoolExpressionMethods, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl,
+    RunQueryDsl,
+};
+use diesel::result::QueryResult;
+use diesel::sql_types::Bool;
+use uuid::Uuid;
+
+use super::audit;
+use super::history::{self, Event};
+use super::messages::{self, Content, MessageRecord};
+use crate::engine::claim::sql::claim::{self, ARRAYS_AT_ONCE, Sequences, Stream};
+use crate::engine::claim::sql::streams::{is_of, streams};
+use crate::message::Due;
+use crate::name::OutboxName;
+use crate::outbox::sql::waiting::{self, Changed, MessageRef, PartState};
+use crate::sql::catalogue;
+use crate::sql::filter::{equal, filter};
+use crate::sql::functions::{AnyOf, On, TimeAndSequence, all_of, clock_timestamp, given};
+use crate::sql::looking::{looking, looking_briefly};
+use crate::sql::place::{Place, as_micros, from_micros};
+use crate::sql::searched::{ALL, Deadline, Searched};
+use crate::sql::statement::unprepared;
+use crate::sql::table::{candidate, outbox};
+use crate::status::Status;
+
+/// Tables up to this size (128 MiB in pages) are read in 100 to 200 ms.
+const WHOLE_PAGES: i64 = 16_000;
+
+filter! {
+    /// Selects live messages. All given conditions must hold.
+    ///
+    /// ```
+    /// use diesel_outbox::Status;
+    /// use diesel_outbox::admin::WaitingFilter;
+    /// use std::time::{Duration, SystemTime};
+    /// # let tenant = uuid::Uuid::nil();
+    ///
+    /// let filter = WaitingFilter::default()
+    ///     .topic("order.paid".to_owned())
+    ///     .destination("billing".to_owned())
+    ///     .tenant_id(tenant)
+    ///     .ordering_key("order-42".to_owned())
+    ///     .status(Status::Retrying)
+    ///     .since(SystemTime::now().checked_sub(Duration::from_secs(3600)))
+    ///     .until(SystemTime::now());
+    /// # let _ = filter;
+    /// ```
+    pub struct WaitingFilter {
+        /// Only this topic.
+        pub topic: String,
+        /// Only messages that name this destination, not those that a route sends there; empty: messages that name none.
+        pub destination: String,
+        /// Only this tenant.
+        pub tenant_id: Uuid,
+        /// Only this ordering key.
+        pub ordering_key: String,
+        /// Only this state. Delivered and dead messages are not live.
+        pub status: Status,
+        /// Enqueued at this time or later.
+        pub since: SystemTime,
+        /// Enqueued before this time.
+        pub until: SystemTime,
+        /// Only messages after this place: the next page of the list.
+        pub(crate) after: Place,
+    }
+}
+
+/// Live messages in the order in which they are due, without payloads and headers.
+///
+/// Messages of a key or a tenant are all read, by an index. Otherwise, each topic and destination is read in order,
+/// and only as far as the list needs. If few messages may be in the requested state, the whole table is read instead,
+/// unless it is large.
+pub(crate) fn list(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &WaitingFilter,
+    limit: i64,
+) -> QueryResult<Searched<MessageRecord>> {
+    let deadline = Deadline::new();
+    let nothing = |is_complete| Searched {
+        rows: Vec::new(),
+        is_complete,
+    };
+    let Some(left) = deadline.left(ALL) else {
+        return Ok(nothing(false));
+    };
+    let found = looking_briefly(conn, left, |conn| {
+        // An index finds all messages of a key or a tenant.
+        if filter.ordering_key.is_some()
+            || filter.tenant_id.is_some()
+            || is_read_whole(conn, name, filter)?
+        {
+            let all = first(name, is_meant(filter), limit);
+            return these(conn, name, [all], limit).map(Some);
+        }
+        of_lanes(conn, name, filter, limit, deadline)
+    })?;
+    Ok(match found.flatten() {
+        Some(rows) => Searched {
+            rows,
+            is_complete: true,
+        },
+        None => nothing(false),
+    })
+}
+
+type Condition<'a> = On<'a, candidate::table>;
+
+/// Whether the filter selects a live message.
+fn is_meant(filter: &WaitingFilter) -> Condition<'_> {
+    let when = (candidate::available_at, candidate::sequence).into_sql::<TimeAndSequence>();
+    let others = [
+        given(filter.status, is_so),
+        given(filter.since, |time| {
+            candidate::created_at.ge(from_micros(as_micros(time)))
+        }),
+        given(filter.until, |time| {
+            candidate::created_at.lt(from_micros(as_micros(time)))
+        }),
+        given(filter.after, |place| when.gt(place.of_row())),
+    ];
+    let own = equal!(candidate, filter: topic destination tenant_id ordering_key);
+    all_of(own.into_iter().chain(others))
+}
+
+pub(super) fn is_so(status: Status) -> Condition<'static> {
+    let is_free = candidate::locked_by.is_null();
+    match status {
+        Status::Pending => Box::new(is_free.and(candidate::attempts.eq(0))),
+        Status::Retrying => Box::new(is_free.and(candidate::attempts.gt(0))),
+        Status::Sending => Box::new(candidate::locked_by.is_not_null()),
+        Status::Delivered | Status::NoSubscriber | Status::Dead => {
+            Box::new(false.into_sql::<Bool>())
+        }
+    }
+}
+
+/// Selects messages up to a place, in two conditions: an index scan ends at a sequence only among rows of one time.
+fn no_later(place: Place) -> [Condition<'static>; 2] {
+    let time = from_micros(place.micros);
+    let at_that_time = candidate::available_at.eq(time);
+    [
+        Box::new(candidate::available_at.lt(time)),
+        Box::new(at_that_time.and(candidate::sequence.le(place.sequence))),
+    ]
+}
+
+/// Whether the whole table is read instead of its lanes: the table is not large, and few messages may be in the
+/// requested state.
+fn is_read_whole(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &WaitingFilter,
+) -> QueryResult<bool> {
+    let may_be_rare = matches!(filter.status, Some(Status::Sending | Status::Retrying));
+    Ok(may_be_rare
+        && filter.topic.is_none()
+        && catalogue::pages(conn, &name.outbox())? <= WHOLE_PAGES)
+}
+
+/// The lanes (a lane is a topic and a destination) that may have messages of the filter.
+fn lanes(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &WaitingFilter,
+) -> QueryResult<Vec<Stream>> {
+    let mut lanes: Vec<Stream> = streams(conn, name)?
+        .into_iter()
+        .map(|lane| lane.stream)
+        .collect();
+    let is_asked =
+        |asked: &Option<String>, own: &str| asked.as_deref().is_none_or(|one| one == own);
+    lanes.retain(|lane| {
+        is_asked(&filter.topic, &lane.topic.topic)
+            && is_asked(&filter.destination, &lane.topic.destination)
+    });
+    Ok(lanes)
+}
+
+/// The first messages of all lanes together. `None`: the time ran out.
+fn of_lanes(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &WaitingFilter,
+    limit: i64,
+    deadline: Deadline,
+) -> QueryResult<Option<Vec<MessageRecord>>> {
+    let most = usize::try_from(limit).unwrap_or(0);
+    let mut rows: Vec<MessageRecord> = Vec::new();
+    for lanes in lanes(conn, name, filter)?.chunks(ARRAYS_AT_ONCE) {
+        if deadline.left(ALL).is_none() {
+            return Ok(None);
+        }
+        let last = rows.last().filter(|_| rows.len() >= most);
+        let last = last.map(MessageRecord::place);
+        let first = |lane| {
+            let is_one = move || is_of(lane).and(is_meant(filter));
+            let parts: Vec<Condition<'_>> = match last {
+                None => vec![Box::new(is_one())],
+                Some(place) => no_later(place)
+                    .into_iter()
+                    .map(|part| -> Condition<'_> { Box::new(is_one().and(part)) })
+                    .collect(),
+            };
+            parts.into_iter().map(|part| first(name, part, limit))
+        };
+        rows.extend(these(conn, name, lanes.iter().flat_map(first), limit)?);
+        rows.sort_by_key(MessageRecord::place);
+        rows.truncate(most);
+    }
+    Ok(Some(rows))
+}
+
+/// The sequences of the first selected messages.
+fn first<'a>(name: &OutboxName, which: Condition<'a>, limit: i64) -> Sequences<'a> {
+    let first = candidate::table(name.outbox())
+        .filter(which)
+        .order((candidate::available_at, candidate::sequence))
+        .limit(limit)
+        .select(candidate::sequence);
+    Box::new(array(first))
+}
+
+/// The first messages among these sequences.
+fn these<'a>(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    sequences: impl IntoIterator<Item = Sequences<'a>>,
+    limit: i64,
+) -> QueryResult<Vec<MessageRecord>> {
+    let Some(all) = claim::concatenated(sequences.into_iter()) else {
+        return Ok(Vec::new());
+    };
+    let is_one = Box::new(outbox::sequence.eq(AnyOf(all)));
+    let first = messages::live(name, is_one, Content::Without)
+        .order((outbox::available_at, outbox::sequence))
+        .limit(limit);
+    unprepared(first).load(conn)
+}
+
+/// The conditions in words: `destination billing, since 2026-11-21T10:00:00Z`.
+impl fmt::Display for WaitingFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let time = |time: SystemTime| humantime::format_rfc3339_seconds(time).to_string();
+        let conditions = [
+            ("destination", self.destination.clone()),
+            ("topic", self.topic.clone()),
+            ("tenant", self.tenant_id.map(|id| id.to_string())),
+            ("key", self.ordering_key.clone()),
+            ("status", self.status.map(|status| status.to_string())),
+            ("since", self.since.map(time)),
+            ("until", self.until.map(time)),
+        ];
+        let given = |(name, value): (&str, Option<String>)| Some(format!("{name} {}", value?));
+        let given: Vec<String> = conditions.into_iter().filter_map(given).collect();
+        f.write_str(&given.join(", "))
+    }
+}
+
+/// What is done to all selected messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Act {
+    /// Messages that wait after a failure become due.
+    Retry,
+    /// Waiting messages are cancelled.
+    Cancel,
+}
+
+impl From<Act> for audit::Act {
+    fn from(act: Act) -> Self {
+        match act {
+            Act::Retry => Self::RetryMessage,
+            Act::Cancel => Self::CancelMessage,
+        }
+    }
+}
+
+impl Act {
+    /// Whether the act changes a message. A retried message is due, so it is not found again.
+    fn changes(self) -> Condition<'static> {
+        let is_free = candidate::locked_by.is_null();
+        let has_failed = candidate::attempts
+            .gt(0)
+            .or(candidate::last_error_code.is_not_null());
+        let waits = candidate::available_at.gt(clock_timestamp());
+        match self {
+            Self::Retry => Box::new(is_free.and(has_failed).and(waits)),
+            Self::Cancel => Box::new(is_free),
+        }
+    }
+}
+
+/// Counts the messages that the act would change.
+pub(crate) fn count(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &WaitingFilter,
+    act: Act,
+) -> QueryResult<i64> {
+    let these = candidate::table(name.outbox())
+        .filter(is_meant(filter))
+        .filter(act.changes())
+        .count();
+    looking(conn, None, |conn| unprepared(these).get_result(conn))
+}
+
+/// Changes the next `most` messages after this sequence. Returns the last sequence that was found, and how many messages
+/// were changed: a relay may have claimed some meanwhile. `None`: no message is left. `operator`: who acts, and why.
+pub(crate) fn change(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    filter: &WaitingFilter,
+    act: Act,
+    (after, most): (i64, usize),
+    operator: &str,
+) -> QueryResult<Option<(i64, usize)>> {
+    let next = candidate::table(name.outbox())
+        .filter(is_meant(filter))
+        .filter(act.changes())
+        .filter(candidate::sequence.gt(after))
+        .order(candidate::sequence)
+        .limit(i64::try_from(most).unwrap_or(i64::MAX))
+        .select(candidate::sequence);
+    let found: Vec<i64> = looking(conn, None, |conn| unprepared(next).load(conn))?;
+    let Some(last) = found.last().copied() else {
+        return Ok(None);
+    };
+    let changed = match act {
+        Act::Retry => retry(conn, name, found, operator)?,
+        Act::Cancel => waiting::cancel_waiting(conn, name, &found, Some(operator))?,
+    };
+    Ok(Some((last, changed)))
+}
+
+/// Makes these messages due, and records who did. Returns how many.
+fn retry(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    live: Vec<i64>,
+    operator: &str,
+) -> QueryResult<usize> {
+    let due = waiting::set_due(conn, name, live, Due::Now)?;
+    let sequences: Vec<i64> = due.iter().map(|(sequence, _)| *sequence).collect();
+    history::note_live(conn, name, &sequences, Event::Retried, operator)?;
+    Ok(due.len())
+}
+
+/// Like [`retry`], for the message that `which` names.
+pub(crate) fn retry_one(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &MessageRef,
+    operator: &str,
+) -> QueryResult<Changed> {
+    let changed = waiting::reschedule(conn, name, which, Due::Now)?;
+    let done = changed.parts.iter();
+    let done = done.filter(|part| part.state == PartState::Done);
+    let sequences: Vec<i64> = done.map(|part| part.sequence.0).collect();
+    history::note_live(conn, name, &sequences, Event::Retried, operator)?;
+    Ok(changed)
+}

@@ -1,0 +1,5 @@
+//! SQL: the writes of applications, which enqueue and change waiting messages.
+
+pub(crate) mod enqueue;
+pub(crate) mod insert;
+pub(crate) mod waiting;

@@ -1,0 +1,106 @@
+//! Tables of PostgreSQL's catalogue for Diesel's query builder. Columns of the type `name` are declared as `Text`.
+
+#[cfg(feature = "relay")]
+use diesel::PgConnection;
+#[cfg(feature = "relay")]
+use diesel::prelude::{
+    CombineDsl, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl,
+};
+#[cfg(feature = "relay")]
+use diesel::result::QueryResult;
+#[cfg(feature = "relay")]
+use diesel::select;
+
+#[cfg(feature = "relay")]
+use super::functions::{pg_relation_size, to_regclass};
+
+diesel::table! {
+    /// Columns of tables and indexes.
+    pg_catalog.pg_attribute (attrelid, attnum) {
+        attrelid -> Oid,
+        attname -> Text,
+        atttypid -> Oid,
+        /// Negative for system columns, such as `ctid`.
+        attnum -> SmallInt,
+        attisdropped -> Bool,
+    }
+}
+
+diesel::table! {
+    /// Tables, indexes, views and sequences.
+    pg_catalog.pg_class (oid) {
+        oid -> Oid,
+        relname -> Text,
+        /// Pages at the last VACUUM or ANALYZE; `reltuples`: rows.
+        relpages -> Integer,
+        reltuples -> Float,
+    }
+}
+
+diesel::table! {
+    /// Partitions of tables and indexes.
+    pg_catalog.pg_inherits (inhrelid) {
+        inhrelid -> Oid,
+        inhparent -> Oid,
+    }
+}
+
+diesel::allow_tables_to_appear_in_same_query!(pg_class, pg_inherits);
+
+diesel::table! {
+    pg_catalog.pg_trigger (oid) {
+        oid -> Oid,
+        tgrelid -> Oid,
+        tgname -> Text,
+        /// When the trigger fires: `O` except during replication (default), `A` always.
+        tgenabled -> CChar,
+    }
+}
+
+#[cfg(feature = "relay")]
+diesel::table! {
+    pg_catalog.pg_settings (name) {
+        name -> Text,
+        /// The value in this session.
+        setting -> Nullable<Text>,
+        /// The value in a new session.
+        reset_val -> Nullable<Text>,
+    }
+}
+
+#[cfg(feature = "relay")]
+diesel::table! {
+    /// The server's processes.
+    pg_catalog.pg_stat_activity (pid) {
+        pid -> Integer,
+        backend_start -> Nullable<Timestamptz>,
+        query -> Nullable<Text>,
+    }
+}
+
+/// Converts bytes to pages.
+#[cfg(feature = "relay")]
+macro_rules! pages_of {
+    ($bytes:expr) => {
+        $bytes
+            / crate::sql::functions::current_setting("block_size")
+                .fallible_cast::<diesel::sql_types::BigInt>()
+                .nullable()
+    };
+}
+
+#[cfg(feature = "relay")]
+pub(crate) use pages_of;
+
+/// The size of a table and its partitions, in pages.
+#[cfg(feature = "relay")]
+pub(crate) fn pages(conn: &mut PgConnection, table: &str) -> QueryResult<i64> {
+    let own = select(pages_of!(pg_relation_size(to_regclass(table))));
+    let of_parts = pg_inherits::table
+        .filter(pg_inherits::inhparent.nullable().eq(to_regclass(table)))
+        .select(pages_of!(pg_relation_size(
+            pg_inherits::inhrelid.nullable()
+        )));
+    let pages: Vec<Option<i64>> = own.union_all(of_parts).load(conn)?;
+    Ok(pages.into_iter().flatten().sum())
+}
