@@ -4,11 +4,13 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use diesel::connection::SimpleConnection;
+use diesel::{Connection, PgConnection};
 use diesel_outbox::admin::{self, DeadFilter, Note};
 use diesel_outbox::config::Config;
 use diesel_outbox::endpoints::{Endpoint, EndpointError, EndpointFilter};
 use diesel_outbox::program::{self, EndpointTables};
-use diesel_outbox::{Destination, Direction, NewMessage, RelayBuilder, RelayHandle};
+use diesel_outbox::{Destination, Direction, NewMessage, Relay, RelayBuilder, RelayHandle};
 use diesel_outbox_pages::{Pages, Rights, Visitor, operator_pages, portal_routes};
 use http::{Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
@@ -16,7 +18,7 @@ use uuid::Uuid;
 
 use crate::fresh::FreshDatabase;
 use crate::page::TOKEN;
-use crate::support::{Database, Receiver, binary, end, eventually, finish};
+use crate::support::{Database, Receiver, binary, database_url, end, eventually, finish};
 
 /// What each refusal names.
 const CURE: &str = "diesel-outbox migrate --with endpoints";
@@ -312,17 +314,12 @@ fn migrate_leaves_out_and_adds_the_tables_of_endpoints() {
 /// R70: the printed SQL, and the rights of an outbox without endpoints and of one that gets them later.
 #[test]
 fn sql_and_rights_are_printed_by_part() {
+    let (roles, others) = (Roles::new(), Roles::new());
     let database = FreshDatabase::new();
-    let print = |arguments: &[&str]| {
-        finish(binary(&[&["migrate", "--print"], arguments].concat()))
-            .code(0)
-            .stdout
-    };
     let sql = print(&["--without", "endpoints"]);
     assert!(sql.contains("SELECT outbox_create('outbox');"));
     assert!(!sql.contains("SELECT outbox_create_endpoints('outbox');"));
     database.execute(&sql);
-    let roles = Roles::new();
     let without = roles.named(&print(&["--roles", "--without", "endpoints"]));
     assert!(
         !without.contains("_endpoint") && !without.contains("_registrar"),
@@ -331,7 +328,6 @@ fn sql_and_rights_are_printed_by_part() {
     database.execute(&without);
     let name = "outbox".parse().expect("a name");
     let missing = |role: &str| {
-        use diesel::connection::SimpleConnection;
         let mut conn = database.connect();
         conn.batch_execute(&format!("SET ROLE {role}"))
             .expect("a role");
@@ -350,7 +346,6 @@ fn sql_and_rights_are_printed_by_part() {
     let granted = database.number(&format!("{all}{}%'", roles.0));
     let whole = FreshDatabase::new();
     whole.execute(&print(&[]));
-    let others = Roles::new();
     whole.execute(&others.named(&print(&["--roles"])));
     assert_eq!(granted, whole.number(&format!("{all}{}%'", others.0)));
     let name = "outbox".parse().expect("a name");
@@ -358,7 +353,16 @@ fn sql_and_rights_are_printed_by_part() {
     assert_eq!(up, admin::migration_sql(Direction::Up, &name));
 }
 
-/// Names of roles of one test: roles belong to the server. They own nothing, and are dropped with their rights.
+const KINDS: [&str; 6] = [
+    "enqueuer",
+    "canceller",
+    "registrar",
+    "relay",
+    "reader",
+    "receiver",
+];
+
+/// Roles belong to the server, so each test has its own. They are dropped after the database: declared before it.
 struct Roles(String);
 
 impl Roles {
@@ -366,20 +370,71 @@ impl Roles {
         Self(format!("r_{}", Uuid::now_v7().simple()))
     }
 
+    /// SQL with this test's names of the roles.
     fn named(&self, sql: &str) -> String {
-        [
-            "enqueuer",
-            "canceller",
-            "registrar",
-            "relay",
-            "reader",
-            "receiver",
-        ]
-        .iter()
-        .fold(sql.to_owned(), |sql, kind| {
+        KINDS.iter().fold(sql.to_owned(), |sql, kind| {
             sql.replace(&format!("outbox_{kind}"), &format!("{}_{kind}", self.0))
         })
     }
+}
+
+impl Drop for Roles {
+    fn drop(&mut self) {
+        if let Ok(mut conn) = PgConnection::establish(&database_url()) {
+            for kind in [&["login"], KINDS.as_slice()].concat() {
+                let _ = conn.batch_execute(&format!("DROP ROLE IF EXISTS {}_{kind}", self.0));
+            }
+        }
+    }
+}
+
+/// The printed SQL of a migration.
+fn print(arguments: &[&str]) -> String {
+    finish(binary(&[&["migrate", "--print"], arguments].concat()))
+        .code(0)
+        .stdout
+}
+
+/// R70: no message is decided without rows that the relay may not read.
+#[test]
+fn a_running_relay_without_rights_on_new_tables_names_them_and_waits() {
+    let roles = Roles::new();
+    let database = FreshDatabase::new();
+    database.execute(&print(&["--without", "endpoints"]));
+    database.execute(&roles.named(&print(&["--roles", "--without", "endpoints"])));
+    let login = format!("{}_login", roles.0);
+    database.execute(&roles.named(&format!(
+        "CREATE ROLE {login} LOGIN PASSWORD '{login}' IN ROLE outbox_relay"
+    )));
+    let mut url = url::Url::parse(&database.url).expect("a URL");
+    url.set_username(&login).expect("a user");
+    url.set_password(Some(&login)).expect("a password");
+    let (receiver, hook) = (Receiver::ok(), Receiver::ok());
+    let relay = Relay::builder(url.as_str())
+        .url(&receiver.url())
+        .poll_interval(Duration::from_millis(20))
+        .endpoint_threads(2)
+        .configure(|config| config.endpoint_https_only = false)
+        .configure(|config| config.endpoint_public_only = false)
+        .start()
+        .expect("a relay");
+    database.execute("INSERT INTO outbox (topic, payload) VALUES ('a', '1')");
+    receiver.wait_for(1);
+    database.execute(&format!(
+        "SELECT outbox_create_endpoints('outbox');
+         INSERT INTO outbox_endpoint (name, url) VALUES ('hook', '{}');
+         INSERT INTO outbox (topic, payload) VALUES ('a', '2')",
+        hook.url()
+    ));
+    eventually("the relay names the right", || {
+        let said = relay.health().to_string();
+        said.contains("GRANT SELECT") && said.contains("outbox_endpoint")
+    });
+    assert_eq!((receiver.count(), hook.count()), (1, 0));
+    database.execute(&roles.named(&print(&["--roles", "--with", "endpoints"])));
+    receiver.wait_for(2);
+    hook.wait_for(1);
+    end(&relay);
 }
 
 fn config(database: &Database) -> Config {

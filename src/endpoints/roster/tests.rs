@@ -210,7 +210,7 @@ fn a_message_of_an_undeclared_topic_without_a_subscriber_waits() {
             declared: vec!["order.*".to_owned()],
             ..Patterns::default()
         };
-        let mut registry = Registry::default();
+        let mut registry = of_settings(&Config::default());
         registry.others = Arc::new(Others {
             topics,
             ..Others::default()

@@ -112,7 +112,8 @@ pub(crate) struct Unread;
 impl Reads for Unread {
     fn seen<'a>(&'a self, name: &OutboxName) -> On<'a, outbox::table, Nullable<BigInt>> {
         match name.has_endpoints() {
-            true => Box::new(None::<i64>.into_sql::<Nullable<BigInt>>()),
+            // No message is decided before the rows are read.
+            true => Box::new(Some(0).into_sql::<Nullable<BigInt>>()),
             // The tables may be created before a message that this claim takes.
             false => Box::new(appeared!(name)),
         }
