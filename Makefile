@@ -3,7 +3,7 @@
 CARGO ?= cargo
 TEST_FEATURES := schemars,tracing
 # Combinations of features that applications may choose, checked without the default features.
-LEAN := '' schemars relay relay,file,tracing http,aws-lc-rs
+LEAN := '' schemars relay endpoints operate relay,file,tracing http,aws-lc-rs http,endpoints
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 POSTGRES_VERSIONS := 13 14 15 16 17 18

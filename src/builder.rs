@@ -2,8 +2,10 @@
 
 mod assembly;
 mod bulkheads;
+#[cfg(feature = "operate")]
 pub(crate) mod by_hand;
 mod in_code;
+mod members;
 mod settings;
 
 use std::ops::DerefMut;

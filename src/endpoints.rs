@@ -76,12 +76,15 @@ pub use self::acts::{Encryption, EndpointError, Endpoints};
 pub use self::endpoint::{Endpoint, EndpointState};
 pub use self::sql::rows::EndpointFilter;
 pub use crate::hand::Hand;
+#[cfg(feature = "operate")]
 pub use crate::operate::endpoints::recover::Recover;
-#[cfg(feature = "http")]
+#[cfg(all(feature = "http", feature = "operate"))]
 pub use crate::operate::endpoints::trial::{EndpointTest, TestAnswer};
-#[cfg(feature = "http")]
+#[cfg(all(feature = "http", feature = "operate"))]
 pub use crate::operate::endpoints::verification::{EndpointAnswer, EndpointCheck};
+#[cfg(feature = "operate")]
 pub use crate::operate::sql::deliveries::{
     Deliveries, Delivery, DeliveryDetails, DeliveryFilter, FailedAttempt,
 };
+#[cfg(feature = "operate")]
 pub use crate::operate::sql::ledger::DeliveryCount;

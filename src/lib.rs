@@ -59,7 +59,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 // The face.
-#[cfg(feature = "relay")]
+#[cfg(feature = "operate")]
 pub mod admin;
 #[cfg(feature = "relay")]
 mod builder;
@@ -75,13 +75,13 @@ mod doctor;
 mod migrations;
 
 // Acts and questions of operators.
-#[cfg(feature = "relay")]
+#[cfg(feature = "operate")]
 mod operate;
 
 // Endpoints: rows that somebody registered.
-#[cfg(feature = "relay")]
+#[cfg(feature = "endpoints")]
 pub mod endpoints;
-#[cfg(feature = "relay")]
+#[cfg(feature = "endpoints")]
 pub mod filter;
 
 // Handlers and receivers.
@@ -117,7 +117,7 @@ mod outbox;
 mod sql;
 
 // The simulation of the engine with endpoints, above all rooms.
-#[cfg(all(test, feature = "relay"))]
+#[cfg(all(test, feature = "operate"))]
 mod simulation;
 
 // Plain types and functions.

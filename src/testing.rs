@@ -56,7 +56,7 @@
 
 #[cfg(feature = "relay")]
 mod recording;
-#[cfg(feature = "relay")]
+#[cfg(feature = "operate")]
 mod relay;
 
 use std::time::Duration;
@@ -67,7 +67,7 @@ use serde::de::DeserializeOwned;
 
 #[cfg(feature = "relay")]
 pub use self::recording::RecordingDispatcher;
-#[cfg(feature = "relay")]
+#[cfg(feature = "operate")]
 pub use self::relay::{Drained, NotDelivered, TestRelay, Waiting};
 use crate::event::Event;
 use crate::message::Message;

@@ -6,31 +6,31 @@ use std::time::Duration;
 use metrics::gauge;
 
 use super::bulkheads::Dispatchers;
+use super::members::{clients, members, witness};
 use super::{Relay, RelayBuilder};
 use crate::config::{Config, ConfigError};
 use crate::doctor::sql::rights::check_relay;
-use crate::endpoints::serving::ServedEndpoints;
-use crate::endpoints::sql::own::OwnEvents;
-use crate::endpoints::workers::EndpointWorkers;
-use crate::engine::directory::Directory;
 use crate::engine::host::hooks::Hooks;
 use crate::engine::host::settings::Settings;
 use crate::engine::host::sql::connection::{Manager, Source};
 use crate::engine::host::{Assembled, StartError};
 use crate::engine::observe::observer::Observers;
 use crate::engine::send::bulkhead::Bulkhead;
-use crate::engine::serves::configured::Configured;
 use crate::engine::serves::routes::{Routes, Serves};
-use crate::engine::workers::Workers;
 use crate::handlers::groups::add_groups;
 use crate::handlers::{Connections, Group, HandlerError, Pooled, inbox_of};
-use crate::http::{EndpointClients, HttpDispatcher, close_idle};
+use crate::http::{HttpDispatcher, close_idle};
 use crate::inbox::cleaning;
 use crate::metrics::POOL_IN_USE;
+#[cfg(feature = "operate")]
 use crate::operate::counts;
 
 /// The error for a relay that has nowhere to send messages.
 const NOTHING_TO_SEND_TO: &str = "nothing can be sent: set OUTBOX_URL, or add destinations and routes to outbox.toml (OUTBOX_CONFIG). In a program, RelayBuilder also takes destinations, handlers or a dispatcher. If all destinations are registered in the database, set OUTBOX_ENDPOINT_THREADS";
+
+/// The error for settings of endpoints in a library without them.
+const WITHOUT_ENDPOINTS: &str =
+    "this program has no endpoints: diesel-outbox is built without its feature `endpoints`";
 
 impl RelayBuilder {
     /// Checks the settings, and makes what sends. An error names each setting as the programmer wrote it.
@@ -53,6 +53,9 @@ impl RelayBuilder {
         // With configured destinations, the dispatcher sends only the messages of those destinations.
         config.takes_rest = self.dispatcher.is_some() && config.all_destinations().is_empty();
         let is_nothing = Serves::new(&config).is_nothing() && !config.expects_endpoints;
+        if config.expects_endpoints && !cfg!(feature = "endpoints") {
+            return Err(ConfigError::new("OUTBOX_ENDPOINT_THREADS", WITHOUT_ENDPOINTS).into());
+        }
         if config.enabled && is_nothing {
             return Err(ConfigError::new("OUTBOX_URL", NOTHING_TO_SEND_TO).into());
         }
@@ -63,13 +66,11 @@ impl RelayBuilder {
             Some(own) if config.takes_rest => (Vec::new(), Some(own)),
             Some(own) => (vec![own; config.all_destinations().len()], None),
         };
-        // A relay that sends to no endpoint knows them all the same, so that their messages get rows for
-        // another relay. An application's own dispatcher for all topics takes every message.
-        let customers = (!config.takes_rest).then(|| match serves_endpoints {
-            true => EndpointClients::new(config.for_endpoints()),
-            false => EndpointClients::none(config.for_endpoints()),
-        });
-        let customers = customers.map(Arc::new);
+        // An application's own dispatcher for all topics takes every message.
+        let customers = match config.takes_rest {
+            true => None,
+            false => clients(&config, serves_endpoints),
+        };
         let pool = self.connections.unwrap_or_else(|| Arc::new(no_pool));
         let in_use = gauge!(POOL_IN_USE, "outbox" => config.metrics_label());
         let connections = Arc::new(Connections::new(pool, in_use));
@@ -123,18 +124,7 @@ impl CheckedSettings {
         let can_send = clients.as_ref().is_some_and(|one| one.can_send());
         let settings = settings_of(&config, can_send);
         let routes = Arc::new(Routes::of(settings.serves.clone()));
-        let (directory, workers): (Arc<dyn Directory>, Arc<dyn Workers>) = match clients {
-            Some(clients) => {
-                let served = ServedEndpoints::new(&config, clients, Arc::clone(&routes));
-                let served = Arc::new(served);
-                let workers = EndpointWorkers(Arc::clone(&served));
-                (served, Arc::new(workers))
-            }
-            None => {
-                let configured = Arc::new(Configured(Arc::clone(&routes)));
-                (Arc::clone(&configured) as _, configured)
-            }
-        };
+        let (directory, workers) = members(&config, clients, &routes);
         let (source, summary) = match self.manager {
             Some(manager) => (Source::Manager(manager), config.summary_at("managed")),
             None => {
@@ -156,7 +146,11 @@ impl CheckedSettings {
                 close_idle,
             },
             workers,
-            chores: &[counts::chore, cleaning::chore],
+            chores: &[
+                #[cfg(feature = "operate")]
+                counts::chore,
+                cleaning::chore,
+            ],
             observers: self.observers,
             limit: self.limit,
             is_one_shot: self.is_one_shot,
@@ -168,9 +162,7 @@ impl CheckedSettings {
 /// The engine's settings, with what writes the relay's own events.
 pub(crate) fn settings_of(config: &Config, can_send: bool) -> Settings {
     let mut settings = Settings::of(config, can_send);
-    if config.own_events {
-        settings.witness = Some(&OwnEvents);
-    }
+    settings.witness = witness(config);
     settings
 }
 

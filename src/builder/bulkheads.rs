@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use crossbeam_channel::Sender;
 
+use super::members::most_threads;
 use crate::config::{Config, DeliveryPolicy, RequestBatch};
 use crate::dispatch::Dispatcher;
-use crate::endpoints::turns::Turns;
 use crate::engine::send::bulkhead::{Bulkhead, REST, Serves};
 use crate::engine::send::gate::Gate;
 use crate::engine::send::job::Job;
@@ -64,7 +64,7 @@ impl Bulkhead {
                 timeout: Some(config.endpoint_timeout),
                 ..DeliveryPolicy::default()
             };
-            let most = Turns::most(config.endpoint_threads);
+            let most = most_threads(config.endpoint_threads);
             plain(ENDPOINTS, &policy, None, Serves::Members(most))
         });
         Self::numbered(urls.chain(groups).chain(rest).chain(registered).collect())

@@ -1,11 +1,16 @@
 //! SQL: facts for the doctor about an outbox, its server and its sessions. Each query runs in a transaction that is rolled
 //! back. `doctor::diagnose` judges the facts.
 
+#[cfg(feature = "operate")]
 pub(super) mod disabled;
+#[cfg(feature = "operate")]
 pub(super) mod drift;
 pub(crate) mod rights;
+#[cfg(feature = "operate")]
 pub(super) mod server;
+#[cfg(feature = "operate")]
 pub(super) mod snapshots;
+#[cfg(feature = "operate")]
 pub(super) mod tables;
 
 use crate::sql::setup::inspect::{TABLES_AND_VIEW, parts};
