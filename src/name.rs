@@ -176,6 +176,14 @@ impl OutboxName {
         }
     }
 
+    /// From now on, this name has all parts that the other one has.
+    #[cfg(feature = "relay")]
+    pub(crate) fn has_parts_of(&self, other: &Self) {
+        if other.has_endpoints() {
+            self.found_endpoints();
+        }
+    }
+
     /// The outbox of the same name in this schema, whose name must not contain quotes.
     #[cfg(feature = "relay")]
     pub(crate) fn in_schema(&self, schema: &str) -> Self {

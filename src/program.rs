@@ -15,8 +15,8 @@ use crate::builder;
 use crate::config::{Auth, Config, ConfigError, Destination, Proxy, Route};
 use crate::endpoints::EndpointError;
 use crate::endpoints::sql::rows;
+use crate::endpoints::sql::served::Unserved;
 use crate::engine::host::{RelayHandle, StartError, Stats};
-use crate::engine::serves::sql::served::Unserved;
 use crate::error::DatabaseError;
 #[cfg(feature = "http")]
 use crate::http::HttpDispatcher;
@@ -44,9 +44,10 @@ pub use crate::doctor::migrations::{
     migrate, missing_rights, printed as migration_sql, revert_migrations, roles_sql,
 };
 pub use crate::endpoints::public_error::{PUBLIC_ERRORS, TOKEN_WORDS};
+pub use crate::endpoints::sql::served::RefusedEndpoint;
+pub use crate::endpoints::sql::subscribers::Freed;
 pub use crate::engine::observe::health::DestinationState;
-pub use crate::engine::serves::sql::served::RefusedEndpoint;
-pub use crate::engine::serves::sql::topics::{Freed, KnownTopic};
+pub use crate::engine::serves::sql::topics::KnownTopic;
 pub use crate::operate::counts::DepthGauges;
 pub use crate::operate::dead_letters::{
     Change, change as change_dead_letters, dead_groups, dead_letters, dead_letters_at,

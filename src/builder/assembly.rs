@@ -67,7 +67,7 @@ impl RelayBuilder {
             Some(own) => (vec![own; config.all_destinations().len()], None),
         };
         // An application's own dispatcher for all topics takes every message.
-        let customers = match config.takes_rest {
+        let of_endpoints = match config.takes_rest {
             true => None,
             false => clients(&config, serves_endpoints),
         };
@@ -85,7 +85,7 @@ impl RelayBuilder {
                 urls,
                 groups: groups.collect(),
                 rest,
-                customers,
+                clients: of_endpoints,
             },
             config,
             manager: self.manager,
@@ -120,7 +120,7 @@ impl CheckedSettings {
     /// The parts of a relay, as values of the engine. It connects to nothing.
     pub(crate) fn assembled(self) -> Result<Assembled, StartError> {
         let config = self.config;
-        let clients = self.dispatchers.customers.clone();
+        let clients = self.dispatchers.clients.clone();
         let can_send = clients.as_ref().is_some_and(|one| one.can_send());
         let settings = settings_of(&config, can_send);
         let routes = Arc::new(Routes::of(settings.serves.clone()));

@@ -26,7 +26,7 @@ pub(crate) struct Dispatchers {
     /// The application's own dispatcher, for messages that no other destination serves.
     pub(crate) rest: Option<Arc<dyn Dispatcher>>,
     /// For endpoints.
-    pub(crate) customers: Option<Arc<EndpointClients>>,
+    pub(crate) clients: Option<Arc<EndpointClients>>,
 }
 
 impl Bulkhead {
@@ -38,7 +38,7 @@ impl Bulkhead {
             urls,
             groups,
             rest,
-            customers,
+            clients,
         } = dispatchers;
         let destinations = config.all_destinations();
         let urls = destinations.iter().zip(urls).map(|(one, dispatcher)| {
@@ -58,7 +58,7 @@ impl Bulkhead {
             let (policy, batch) = (DeliveryPolicy::default(), Some(RequestBatch::default()));
             plain(REST, &policy, batch, Serves::Dispatcher(dispatcher))
         });
-        let registered = customers.is_some().then(|| {
+        let registered = clients.is_some().then(|| {
             let policy = DeliveryPolicy {
                 concurrency: Some(config.endpoint_threads),
                 timeout: Some(config.endpoint_timeout),

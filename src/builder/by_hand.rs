@@ -98,7 +98,7 @@ impl ByHand {
             observers,
             ..
         } = builder.checked()?;
-        dispatchers.customers = None;
+        dispatchers.clients = None;
         Ok(Self {
             routes: Arc::new(Routes::new(&config)),
             bulkheads: Bulkhead::all(&config, dispatchers).0,

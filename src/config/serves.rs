@@ -47,7 +47,7 @@ impl Serves {
                 .map(|group| (group.name.clone(), group.topics.clone()))
                 .collect(),
             rest: config.takes_rest,
-            endpoints: false,
+            members: false,
             only: config.only.clone(),
             declared: config.topics.clone(),
         }

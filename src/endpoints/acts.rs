@@ -16,8 +16,8 @@ use crate::config::Config;
 use crate::config::{Auth, ConfigError, PolicyOption, SecretKeys, SigningSecret};
 #[cfg(feature = "http")]
 use crate::dispatch::EndpointRefusal;
+use crate::endpoints::sql::served;
 use crate::engine::send::sql::pause::{self, Pausable};
-use crate::engine::serves::sql::served;
 use crate::hand::Hand;
 use crate::name::OutboxName;
 use crate::outbox::Outbox;

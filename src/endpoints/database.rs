@@ -10,14 +10,15 @@ use super::serving::{Changes, Failing};
 use super::sql::failing::{self, Failures};
 use super::sql::own;
 use super::sql::registrations::{self, ReadTo};
+use super::sql::removed;
 use super::sql::rows::{self, AsSeen};
+use crate::endpoints::sql::served;
 use crate::engine::directory::Roster;
 use crate::engine::host::database::{Answer, record_news};
 use crate::engine::host::session::Session;
 use crate::engine::lease::sql::lease::{self, LeaseId};
 use crate::engine::send::gate::News;
 use crate::engine::send::sql::pause;
-use crate::engine::serves::sql::served;
 use crate::hand::Hand;
 use crate::log;
 use crate::sql::brief::{Locks, Tried};
@@ -107,7 +108,7 @@ impl Rows for Session {
             }
             let asked = waiting.iter().chain(gone.keys()).map(String::as_str);
             let asked: Vec<&str> = asked.collect();
-            let removed = pause::removed_of(conn, name, &asked)?.into_iter().collect();
+            let removed = removed::removed_of(conn, name, &asked)?.into_iter().collect();
             // Nothing is read of tables that are not there: the next look reads all rows again.
             let next = name.has_endpoints().then_some(next);
             if stamp.0 == 0 && known.is_empty() && removed == known.removed {

@@ -10,6 +10,7 @@ use super::serving::{Bad, ServedEndpoint, ServedEndpoints};
 use super::sql::rows::AsSeen;
 use crate::clock;
 use crate::engine::claim::sql::glance::Marks;
+use crate::engine::directory::Directory;
 use crate::engine::host::database::{Answer, Database};
 use crate::engine::host::shared::Shared;
 use crate::engine::lease::sql::lease::LeaseId;
@@ -91,6 +92,11 @@ impl EndpointKeeper {
         if let Some(paused) = paused {
             pauses::learn(shared, &paused);
         }
+        let table = &shared.settings.table;
+        let is_first = self.rows_looked.is_none();
+        if is_first && !table.has_endpoints() && served.can_send() {
+            log::info!(event = "without_endpoints", outbox:% = table; "the outbox {table} has no tables of endpoints: delivering to other destinations only");
+        }
         // Applying many changes can take longer than reading them.
         self.rows_looked = Some(Last::since(began));
         let mut is_new = false;
@@ -104,14 +110,14 @@ impl EndpointKeeper {
 
     /// Disables the rows that no relay can use.
     fn disable_unusable(&mut self, db: &mut impl Rows) -> Answer<()> {
-        let mut locked = Vec::new();
-        for one in std::mem::take(&mut self.unusable) {
+        let mut tried = 0;
+        while let Some(one) = self.unusable.get(tried) {
             let why = (Hand::Relay, one.why.as_str());
-            if disable(db, one.as_seen(), why, None)? == Tried::Locked {
-                locked.push(one);
+            match disable(db, one.as_seen(), why, None)? {
+                Tried::Done(()) => drop(self.unusable.swap_remove(tried)),
+                Tried::Locked => tried += 1,
             }
         }
-        self.unusable = locked;
         Ok(())
     }
 }
@@ -148,7 +154,12 @@ impl<D: Database + Rows> Keeper<D> for EndpointKeeper {
                 return Ok(Tried::Done(false));
             }
         }
-        let Tried::Done(is_new) = self.look_at_rows(shared, db, waiting)? else {
+        let read = self.look_at_rows(shared, db, waiting);
+        if !matches!(read, Ok(Tried::Done(_))) {
+            // The next survey reads the rows, whatever the marks are.
+            self.marks = None;
+        }
+        let Tried::Done(is_new) = read? else {
             return Ok(Tried::Locked);
         };
         if let Some(Surveyed { marks, .. }) = surveyed {

@@ -5,5 +5,8 @@ pub(crate) mod missed;
 pub(crate) mod own;
 pub(crate) mod recipient;
 pub(crate) mod registrations;
+pub(crate) mod removed;
 pub(crate) mod rows;
+pub(crate) mod served;
+pub(crate) mod subscribers;
 pub(crate) mod verification;

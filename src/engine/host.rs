@@ -184,9 +184,6 @@ impl Incarnation {
             return Err(error);
         }
         log::info!(event = "relay_started", outbox:% = table, lease = lease_id.0, relay = relay; "relay started: {summary}");
-        if !table.has_endpoints() && self.shared.directory.can_send() {
-            log::info!(event = "without_endpoints", outbox:% = table; "the outbox {table} has no tables of endpoints: delivering to other destinations only");
-        }
         Ok(())
     }
 }
@@ -198,7 +195,7 @@ pub(crate) fn registration(
     registered: bool,
     is_one_shot: bool,
 ) -> Registration {
-    let serves = settings.serves.clone().and_endpoints(registered);
+    let serves = settings.serves.clone().and_members(registered);
     Registration {
         relay: relay.to_owned(),
         lease: settings.lease,

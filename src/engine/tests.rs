@@ -43,7 +43,7 @@ impl Dispatchers {
             groups: (config.in_process.iter())
                 .map(|group| Arc::new(without_handlers(&group.name)))
                 .collect(),
-            customers: None,
+            clients: None,
         }
     }
 }

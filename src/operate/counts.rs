@@ -11,6 +11,7 @@ pub use self::gauges::DepthGauges;
 
 use self::unrouted::{Logged, unrouted};
 use super::sql::depths::{self, Depths, LaneDepth};
+use crate::endpoints::sql::subscribers;
 use crate::engine::claim::sql::claim::Topic;
 use crate::engine::claim::sql::claimable::is_claimable;
 use crate::engine::claim::told::Told;
@@ -19,14 +20,14 @@ use crate::engine::host::session::Session;
 use crate::engine::host::shared::Shared;
 use crate::engine::lease::sql::agreement;
 use crate::engine::observe::monitor;
-use crate::engine::observe::unrouted::Unrouted;
+use crate::engine::observe::unrouted::{Unrouted, Unwanted};
 use crate::engine::plan::Report;
 use crate::engine::plan::pace::{Last, Pace};
 use crate::engine::serves::routes::Way;
-use crate::engine::serves::sql::topics;
 use crate::error::DatabaseError;
 use crate::log;
 use crate::sql::brief::Tried;
+use crate::sql::pinned::look_for_endpoints;
 
 /// Counting takes at most a hundredth of the time.
 const PACE: Pace = Pace::new(Duration::from_secs(10), 100);
@@ -73,7 +74,7 @@ impl Counting<'_> {
         for topic in self.shared.unwanted.take(MOST_UNWANTED) {
             // Who locks the table holds up nobody: the topic is recorded at its next message.
             let recorded = session.run_without_waiting(|conn, name| {
-                topics::record_without_subscriber(conn, name, &topic)
+                subscribers::record_without_subscriber(conn, name, &topic)
             })?;
             if matches!(recorded, Tried::Done(true)) {
                 is_any = true;
@@ -89,7 +90,11 @@ impl Counting<'_> {
         if !self.pace.is_due(began, self.last) {
             return Ok(());
         }
-        let depths = session.run(depths::depths_of_relay)?;
+        let depths = session.run(|conn, name| {
+            // The outbox may have endpoints by now, also if this relay serves none.
+            look_for_endpoints(conn, name)?;
+            depths::depths_of_relay(conn, name)
+        })?;
         self.look_for_findings(session)?;
         (self.last, self.pace) = (Some(Last::since(began)), PACE);
         let roster = self.shared.directory.roster();
@@ -110,7 +115,7 @@ impl Counting<'_> {
         }
         let lease = self.shared.lease.current().map(|lease| lease.0);
         let (unwanted, differences) = session.run(|conn, name| {
-            let unwanted = topics::without_subscriber(conn, name)?;
+            let unwanted = subscribers::without_subscriber(conn, name)?;
             let differences = match lease {
                 Some(lease) => agreement::differences(conn, name, Some(lease))?,
                 None => Vec::new(),
@@ -118,7 +123,11 @@ impl Counting<'_> {
             Ok((unwanted, differences))
         })?;
         self.next_findings = now + LONGEST_FINDINGS_INTERVAL.min(self.shared.settings.lease);
-        self.shared.set_without_subscriber(unwanted);
+        let unwanted = unwanted.iter().map(|one| Unwanted {
+            what: one.what(),
+            next_step: one.next_step(),
+        });
+        self.shared.set_without_subscriber(unwanted.collect());
         for new in self.shared.set_differences(differences) {
             log::warn!(event = "settings_differ", setting = new.setting; "the relays of the outbox do not agree: {new}. Set the same value at all of them");
         }

@@ -4,8 +4,8 @@ use diesel::PgConnection;
 use diesel::result::QueryResult;
 
 use super::sql::status::{self, DueRow, Work};
+use crate::endpoints::sql::served::{Unserved, served};
 use crate::engine::serves::routes::matches_any;
-use crate::engine::serves::sql::served::{Unserved, served};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::sql::pinned::pinned;

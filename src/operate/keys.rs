@@ -4,7 +4,7 @@ use diesel::PgConnection;
 
 use super::sql::blocked::{self, BlockedKey};
 use super::sql::status::{self, LeaseRow};
-use crate::engine::serves::sql::served::{self, RefusedEndpoint};
+use crate::endpoints::sql::served::{self, RefusedEndpoint};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::sql::pinned::pinned;

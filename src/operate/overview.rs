@@ -9,7 +9,7 @@ use super::sql::depths::{self as counting, Care, Depths, LaneDepth};
 use super::sql::status::{self, LeaseRow};
 use super::sql::troubles::{self, StatusCount, TroubleCount};
 use super::sql::why::{self, WaitReason};
-use crate::engine::serves::sql::served::served;
+use crate::endpoints::sql::served::served;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::sql::pinned::pinned;

@@ -6,9 +6,10 @@ use diesel::PgConnection;
 use diesel::result::QueryResult;
 
 use super::sql::depths::{self, Care};
+use crate::endpoints::sql::served::{Unserved, served, server_of};
+use crate::endpoints::sql::subscribers::{self, Freed};
 use crate::engine::serves::routes::matches_any;
-use crate::engine::serves::sql::served::{Unserved, served, server_of};
-use crate::engine::serves::sql::topics::{self, Freed, KnownTopic, Patterns};
+use crate::engine::serves::sql::topics::{self, KnownTopic, Patterns};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::sql::pinned::pinned;
@@ -109,7 +110,7 @@ fn freed(
     let topics = lanes.map(|(topic, _)| topic.as_str());
     let freed = served.freed(topics, served.patterns(), &after);
     // Also without any endpoint: the first one would end them.
-    let patterns = topics::subscribed(conn, name, true)?;
+    let patterns = subscribers::subscribed(conn, name, true)?;
     let mut wanted = Vec::new();
     for topic in &freed {
         for pattern in &patterns {
@@ -118,7 +119,7 @@ fn freed(
             }
         }
     }
-    topics::count_freed(conn, name, freed, &wanted)
+    subscribers::count_freed(conn, name, freed, &wanted)
 }
 
 /// Carries out a change, unless messages wait that nothing would keep any more: then only if `with_waiting`. A relay that

@@ -436,7 +436,7 @@ impl<'w> Process<'w> {
             let customers =
                 (stage.history.has_endpoints).then(|| customers(stage.history.is_strict(relay)));
             let dispatchers = Dispatchers {
-                customers: customers.clone(),
+                clients: customers.clone(),
                 ..Dispatchers::idle(&config)
             };
             let (bulkheads, senders) = Bulkhead::all(&config, dispatchers);

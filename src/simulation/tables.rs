@@ -18,6 +18,7 @@ use crate::endpoints::endpoint::Endpoint;
 use crate::endpoints::roster::Registry;
 use crate::endpoints::serving;
 use crate::endpoints::sql::rows;
+use crate::endpoints::sql::served::{Others, Served};
 use crate::engine::claim::sql::claim::{
     Batch, Claimant, Claimed, Known, Lane, Position, Stream, TakenOver, Topic,
 };
@@ -32,7 +33,6 @@ use crate::engine::lease::sql::lease::{LeaseId, Registration, Seen};
 use crate::engine::plan::Part;
 use crate::engine::send::sql::pause::{BREAKER_OPEN, Paused};
 use crate::engine::serves::routes::{Refuses, Routes, Serves};
-use crate::engine::serves::sql::served::{Others, Served};
 use crate::engine::serves::sql::topics::{KnownTopic, Patterns};
 use crate::engine::settle::settlement::{Kind, Settlement, delivered, failed};
 use crate::engine::settle::sql::settle::{Claim, Released};
@@ -539,7 +539,7 @@ impl Tables {
         let overlooks = self.broken == Some(Broken::OverlooksServedTopics);
         let ever = self.served.iter().filter(|_| !overlooks);
         Others {
-            registered: u32::try_from(serves.iter().filter(|one| one.has_endpoints()).count())
+            registered: u32::try_from(serves.iter().filter(|one| one.has_members()).count())
                 .unwrap_or(u32::MAX),
             routes: serves.into_iter().map(Routes::of).collect(),
             topics: Patterns {

@@ -34,11 +34,10 @@ mod tests {
     use super::super::tests::Outbox;
     use crate::endpoints::sql::rows::{self, AsSeen, Which};
     use crate::endpoints::sql::{failing, registrations, verification};
+    use crate::endpoints::sql::{removed, served, subscribers};
     use crate::engine::claim::sql::glance;
     use crate::engine::lease::sql::lease::{self, Registration};
-    use crate::engine::send::sql::pause;
     use crate::engine::serves::routes::Serves;
-    use crate::engine::serves::sql::{served, topics};
     use crate::operate::sql::{forget, status};
     use crate::status::ReasonCode;
 
@@ -59,7 +58,7 @@ mod tests {
                 relay: "test".to_owned(),
                 lease: Duration::from_secs(60),
                 is_single_active: false,
-                serves: Some(Serves::default().and_endpoints(true).to_json()),
+                serves: Some(Serves::default().and_members(true).to_json()),
                 records_topics: true,
                 settings: None,
             },
@@ -110,9 +109,9 @@ mod tests {
         );
         let due = verification::take(conn, name, &[(seen, Duration::ZERO)], |all| all);
         assert!(due.expect("rows").is_empty());
-        assert!(!pause::forget_removed(conn, name, NOW).expect("forgotten"));
+        assert!(!removed::forget_removed(conn, name, NOW).expect("forgotten"));
         assert!(
-            pause::removed_of(conn, name, &["acme"])
+            removed::removed_of(conn, name, &["acme"])
                 .expect("marks")
                 .is_empty()
         );
@@ -122,13 +121,13 @@ mod tests {
         assert!(all.unserved("order.paid", "acme").is_some());
         assert_eq!(served::others(conn, name).expect("others").registered, 1);
         assert!(served::refused(conn, name).expect("refused").is_empty());
-        assert!(!topics::has_endpoints(conn, name).expect("an answer"));
-        let patterns = topics::subscribed(conn, name, true).expect("patterns");
+        assert!(!subscribers::has_endpoints(conn, name).expect("an answer"));
+        let patterns = subscribers::subscribed(conn, name, true).expect("patterns");
         assert!(patterns.is_empty());
-        let freed = topics::count_freed(conn, name, vec!["order.paid".to_owned()], &[]);
+        let freed = subscribers::count_freed(conn, name, vec!["order.paid".to_owned()], &[]);
         assert_eq!(freed.expect("a count").without_subscriber, 1);
         assert_eq!(
-            topics::without_subscriber(conn, name)
+            subscribers::without_subscriber(conn, name)
                 .expect("topics")
                 .len(),
             1

@@ -9,8 +9,9 @@ use super::{Finding, Findings, Severity, ago, span};
 use crate::config::Config;
 use crate::doctor::sql::disabled::{disabled, failing, signed_in_binary, unverified};
 use crate::doctor::sql::{server, snapshots, tables};
+use crate::endpoints::sql::served::{self, RefusedEndpoint};
+use crate::endpoints::sql::subscribers;
 use crate::engine::lease::sql::agreement;
-use crate::engine::serves::sql::served::{self, RefusedEndpoint};
 use crate::engine::serves::sql::topics;
 use crate::engine::wake::sql::sleep_lock;
 use crate::inbox::sql as receiving;
@@ -332,7 +333,7 @@ pub(super) fn inbox(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec
 /// Topics that may be misspelt.
 pub(super) fn topics(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
     let mut found = Findings::new("topics");
-    for one in topics::without_subscriber(conn, &config.table)? {
+    for one in subscribers::without_subscriber(conn, &config.table)? {
         found.warning(one.what(), one.next_step());
     }
     for (topic, count) in topics::undeclared(conn, &config.table)?.unwrap_or_default() {

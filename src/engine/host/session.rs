@@ -351,13 +351,10 @@ impl Session {
             return None;
         };
         let Connected { conn, .. } = self.conn.as_mut()?;
-        let had_endpoints = self.outbox.has_endpoints();
-        let check = self.check;
+        let (check, outbox) = (self.check, self.outbox.clone());
         let checked = pinned(conn, &self.outbox, |conn, name| {
             // Tables that this relay has used are not left out, but lost.
-            if had_endpoints {
-                name.found_endpoints();
-            }
+            name.has_parts_of(&outbox);
             check(conn, name)
         });
         match checked {

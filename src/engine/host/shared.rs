@@ -23,11 +23,10 @@ use crate::engine::lease::sql::backend::Backend;
 use crate::engine::lease::sql::lease::LeaseId;
 use crate::engine::observe::metrics::Metrics;
 use crate::engine::observe::observer::Observers;
-use crate::engine::observe::unrouted::{Lately, Unrouted};
+use crate::engine::observe::unrouted::{Lately, Unrouted, Unwanted};
 use crate::engine::plan::Policy;
 use crate::engine::send::bulkhead::{Bulkhead, Serves};
 use crate::engine::serves::routes::Routes;
-use crate::engine::serves::sql::topics::WithoutSubscriber;
 use crate::engine::wake::bell::Bell;
 use crate::engine::wake::sleep::Sleep;
 use crate::lock::lock;
@@ -49,7 +48,7 @@ struct Published {
     /// Published by the janitor: the messages that no relay serves.
     unrouted: Vec<Unrouted>,
     /// Published by the janitor: the topics that end without a subscriber, and never had one.
-    without_subscriber: Vec<WithoutSubscriber>,
+    without_subscriber: Vec<Unwanted>,
     /// Published by the janitor: the settings on which this relay and others do not agree.
     differences: Vec<Difference>,
     /// Published by the listener: its server process.
@@ -285,11 +284,11 @@ impl Shared {
         lock(&self.published).unrouted.clone()
     }
 
-    pub(crate) fn set_without_subscriber(&self, topics: Vec<WithoutSubscriber>) {
+    pub(crate) fn set_without_subscriber(&self, topics: Vec<Unwanted>) {
         lock(&self.published).without_subscriber = topics;
     }
 
-    pub(crate) fn without_subscriber(&self) -> Vec<WithoutSubscriber> {
+    pub(crate) fn without_subscriber(&self) -> Vec<Unwanted> {
         lock(&self.published).without_subscriber.clone()
     }
 

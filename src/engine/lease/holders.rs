@@ -50,7 +50,6 @@ pub(crate) struct Leases {
     /// The sessions that keep inserts notifying, and that are logged.
     noisy: BTreeSet<i32>,
     next_lock: Instant,
-    next_removals: Instant,
     /// When to scan for messages of a lease that has disappeared, or after the server's clock has gone back.
     wanted_at: Option<Instant>,
     /// The server's clock at the last check, in microseconds, and when it was read.
@@ -75,7 +74,6 @@ impl Leases {
             next_search: Instant::now(),
             noisy: BTreeSet::new(),
             next_lock: Instant::now(),
-            next_removals: Instant::now(),
             wanted_at: None,
             clock: None,
         }
@@ -112,10 +110,6 @@ impl Leases {
             if now >= self.next_lock {
                 session.run(lock::keep_lock)?;
                 self.next_lock = now + LOCK;
-            }
-            if now >= self.next_removals {
-                let has_more = session.run(|conn, name| pause::forget_removed(conn, name, AGE))?;
-                self.next_removals = now + if has_more { WATCH } else { INTERVAL };
             }
             self.next_check = now + WATCH;
         }

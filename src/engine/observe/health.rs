@@ -99,10 +99,10 @@ words! {
         NoSubscriber = "no_subscriber",
         /// The relays of the outbox have different values of settings on which they must agree.
         SettingsDiffer = "settings_differ",
-        /// The settings of the relay refuse some endpoints, or its code panicked for a destination: their
+        /// The settings of the relay refuse some registered destinations, or its code panicked for a destination: their
         /// messages wait for a relay that serves them.
         EndpointRefused = "endpoint_refused",
-        /// In the last 10 minutes, the filter of an endpoint needed too many steps for a message, which
+        /// In the last 10 minutes, the filter of a destination needed too many steps for a message, which
         /// therefore did not match.
         FilterTooMuch = "filter_too_much",
         /// The relay gets no notifications of new messages and finds them by polling.

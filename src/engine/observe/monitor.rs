@@ -178,7 +178,7 @@ pub(crate) fn health(shared: &Shared) -> Health {
         found(ProblemKind::ClaimInDoubt, what);
     }
     let (unknown, unrouted): (Vec<_>, Vec<_>) =
-        (shared.unrouted().into_iter()).partition(|one| one.why.code() == ReasonCode::UnknownTopic);
+        (shared.unrouted().into_iter()).partition(|one| one.code == ReasonCode::UnknownTopic);
     if let Some(what) = unserved(&unrouted) {
         found(ProblemKind::NoRoute, what);
     }
@@ -186,7 +186,7 @@ pub(crate) fn health(shared: &Shared) -> Health {
         found(ProblemKind::UnknownTopic, what);
     }
     if let [first, others @ ..] = shared.without_subscriber().as_slice() {
-        let (what, next) = (first.what(), first.next_step());
+        let (what, next) = (&first.what, &first.next_step);
         let what = format!("{what}{}: {next}", and_more(others.len()));
         found(ProblemKind::NoSubscriber, what);
     }
@@ -251,7 +251,7 @@ pub(crate) fn health(shared: &Shared) -> Health {
 /// The first topic that no relay serves, and how many more there are.
 fn unserved(all: &[Unrouted]) -> Option<String> {
     let (first, others) = all.split_first()?;
-    let (what, why, next) = (first.what(), &first.why, first.why.next_step(first.waiting));
+    let (what, why, next) = (first.what(), &first.why, &first.next_step);
     let more = and_more(others.len());
     Some(format!("{what}{more}, because {why}: {next}"))
 }

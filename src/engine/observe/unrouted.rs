@@ -5,15 +5,26 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::engine::claim::sql::claim::Topic;
-use crate::engine::serves::sql::served::Unserved;
 use crate::lock::lock;
+use crate::status::ReasonCode;
 
 /// The messages of one topic and named destination that no active relay serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unrouted {
     pub(crate) topic: Topic,
     pub(crate) waiting: i64,
-    pub(crate) why: Unserved,
+    /// `NO_ROUTE` or `UNKNOWN_TOPIC`.
+    pub(crate) code: ReasonCode,
+    pub(crate) why: String,
+    /// What to do, as an imperative.
+    pub(crate) next_step: String,
+}
+
+/// A topic whose messages end without a subscriber, in words.
+#[derive(Debug, Clone)]
+pub(crate) struct Unwanted {
+    pub(crate) what: String,
+    pub(crate) next_step: String,
 }
 
 impl Unrouted {

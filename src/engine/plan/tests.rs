@@ -684,7 +684,7 @@ fn news_soon_after_a_survey_asks_the_known_lanes_first() {
 
 /// R46: changed rows are used within a second, even if no survey is due.
 #[test]
-fn a_survey_is_made_when_the_rows_of_endpoints_must_be_checked() {
+fn a_survey_is_made_when_the_members_must_be_read() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
     let at = ground.now + Duration::from_millis(250);

@@ -48,7 +48,7 @@ impl Routes {
             destinations,
             handlers,
             rest,
-            endpoints: _,
+            members: _,
             only,
             rates: _,
             declared: _,

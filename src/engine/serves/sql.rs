@@ -1,4 +1,3 @@
 //! SQL: what relays serve, and what is recorded of topics.
 
-pub(crate) mod served;
 pub(crate) mod topics;

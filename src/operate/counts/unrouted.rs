@@ -19,10 +19,14 @@ pub(super) fn unrouted(depths: &Depths) -> Vec<Unrouted> {
     let mut all: Vec<Unrouted> = depths
         .unrouted()
         .filter_map(|lane| {
+            let why = lane.unserved.as_ref()?;
+            let waiting = lane.pending + lane.retrying;
             Some(Unrouted {
                 topic: Topic::new(&lane.topic, &lane.destination),
-                waiting: lane.pending + lane.retrying,
-                why: lane.unserved.clone()?,
+                waiting,
+                code: why.code(),
+                why: why.to_string(),
+                next_step: why.next_step(waiting),
             })
         })
         .collect();
@@ -45,11 +49,11 @@ impl Logged {
         };
         let new: Vec<Unrouted> = unrouted.iter().filter(is_new).cloned().collect();
         for one in new.into_iter().take(MOST_LINES) {
-            let event = match one.why.code() {
+            let event = match one.code {
                 ReasonCode::UnknownTopic => "unknown_topic",
                 _ => "no_route",
             };
-            log::error!(event = event, topic = one.topic.topic, destination = one.topic.destination, messages = one.waiting; "{} without using attempts, because {}: {}", one.what(), one.why, one.why.next_step(one.waiting));
+            log::error!(event = event, topic = one.topic.topic, destination = one.topic.destination, messages = one.waiting; "{} without using attempts, because {}: {}", one.what(), one.why, one.next_step);
             self.0.insert(one.topic, Instant::now());
         }
     }

@@ -19,7 +19,7 @@ pub(crate) use self::groups::groups;
 use super::history::{self, Event, Touched};
 use super::messages::{self, Content, LetterId, MessageRecord};
 use crate::endpoints::sql::recipient::Recipient;
-use crate::engine::send::sql::pause::removed_again;
+use crate::endpoints::sql::removed::removed_again;
 use crate::name::OutboxName;
 use crate::outbox::sql::waiting;
 use crate::sql::filter::{equal, filter, is_of_registration};

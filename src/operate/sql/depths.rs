@@ -19,8 +19,8 @@ use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
 use diesel::{PgConnection, RunQueryDsl};
 
 use crate::endpoints::sql::rows::{self, EndpointCounts};
+use crate::endpoints::sql::served::{Unserved, served};
 use crate::engine::claim::sql::streams::{Found, streams};
-use crate::engine::serves::sql::served::{Unserved, served};
 use crate::name::OutboxName;
 use crate::sql::looking::{looking, looking_briefly};
 use crate::sql::statement::unprepared_statement;

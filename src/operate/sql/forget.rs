@@ -246,7 +246,7 @@ mod tests {
     use diesel::sql_types::BigInt;
 
     use super::*;
-    use crate::engine::send::sql::pause::removed_of;
+    use crate::endpoints::sql::removed::removed_of;
     use crate::sql::tests::Outbox;
 
     #[test]

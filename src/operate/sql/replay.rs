@@ -17,8 +17,8 @@ pub(crate) use crate::message::replays::LONGEST_RUN;
 
 use crate::endpoints::sql::missed::Bulked;
 use crate::endpoints::sql::recipient::Recipient;
+use crate::endpoints::sql::removed::removed_again;
 use crate::endpoints::sql::rows::{self, Which};
-use crate::engine::send::sql::pause::removed_again;
 use crate::message::replays::replayed;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;

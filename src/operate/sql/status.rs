@@ -96,7 +96,7 @@ pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
             silent: silent.contains_key(&id),
             stands_by,
             enabled,
-            endpoints: serves.has_endpoints(),
+            endpoints: serves.has_members(),
             destinations: serves.names(),
         }
     };

@@ -509,7 +509,7 @@ fn keyed_lanes_are_swept_each_second() {
 
 /// R46: thousands of lanes that only wait for next attempts cost a claim nothing.
 #[test]
-fn a_lane_of_an_endpoint_is_asked_when_its_first_message_is_due() {
+fn a_lane_of_a_member_is_asked_when_its_first_message_is_due() {
     let mut lanes = Lanes::default();
     let seen = |first| {
         let mut seen = all(&["a"]);

@@ -22,8 +22,9 @@ pub(crate) struct Serves {
     pub(crate) handlers: Vec<Named>,
     /// Whether the application's own dispatcher takes all other messages.
     pub(crate) rest: bool,
-    /// Whether the relay serves endpoints, which are rows of the outbox.
-    pub(crate) endpoints: bool,
+    /// Whether the relay sends to members.
+    #[serde(rename = "endpoints")]
+    pub(crate) members: bool,
     /// Patterns of the only topics that the relay takes; empty: all topics.
     pub(crate) only: Vec<String>,
     /// The rate limits of destinations and groups of handlers, by name.
@@ -35,9 +36,9 @@ pub(crate) struct Serves {
 }
 
 impl Serves {
-    /// The same, with or without endpoints.
-    pub(crate) fn and_endpoints(self, endpoints: bool) -> Self {
-        Self { endpoints, ..self }
+    /// The same, with or without members.
+    pub(crate) fn and_members(self, members: bool) -> Self {
+        Self { members, ..self }
     }
 
     /// The names of destinations with a URL, and of groups of handlers.
@@ -51,9 +52,9 @@ impl Serves {
         &self.rates
     }
 
-    /// Whether the relay serves endpoints.
-    pub(crate) fn has_endpoints(&self) -> bool {
-        self.endpoints
+    /// Whether the relay sends to members.
+    pub(crate) fn has_members(&self) -> bool {
+        self.members
     }
 
     /// Every message.
@@ -64,7 +65,7 @@ impl Serves {
         }
     }
 
-    /// Whether the relay can never take a message, apart from those for endpoints.
+    /// Whether the relay can never take a message, apart from those for members.
     pub(crate) fn is_nothing(&self) -> bool {
         self.destinations.is_empty() && self.handlers.is_empty() && !self.rest
     }

@@ -10,7 +10,7 @@ use crate::sql::tests::Outbox;
 type Counts = Vec<(String, i64)>;
 
 fn destinations(count: usize) -> Parts {
-    let names = (0..count).map(|n| format!("customer-{n:05}"));
+    let names = (0..count).map(|n| format!("receiver-{n:05}"));
     names.collect::<Vec<String>>().into()
 }
 
@@ -204,11 +204,11 @@ fn another_relay_continues_where_a_fan_out_has_ended() {
     // a new one.
     let now = claim_all(&mut conn, name, 2);
     let others = [
-        "customer-00001",
-        "customer-00002",
-        "customer-00004",
-        "customer-00005",
-        "customer-00009",
+        "receiver-00001",
+        "receiver-00002",
+        "receiver-00004",
+        "receiver-00005",
+        "receiver-00009",
     ];
     let others = Parts::from(others.map(str::to_owned).to_vec());
     let done = split(&mut conn, name, LeaseId(1), &[(before[0], &all)], piece).expect("a piece");
@@ -218,7 +218,7 @@ fn another_relay_continues_where_a_fan_out_has_ended() {
     );
     let done = split(&mut conn, name, LeaseId(2), &[(now[0], &others)], piece).expect("a piece");
     assert_eq!(done.split, [now[0].sequence]);
-    let once = |n: usize| (format!("customer-0000{n}"), 1);
+    let once = |n: usize| (format!("receiver-0000{n}"), 1);
     assert_eq!(parts(&mut conn, name), [0, 1, 2, 4, 5, 9].map(once));
 }
 

@@ -9,10 +9,13 @@ use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 use diesel::sql_types::Text;
 
-use super::topics::{self, KnownTopic, Patterns, correct_or_declare, did_you_mean};
+use super::removed::removed_of;
+use super::subscribers;
 use crate::engine::lease::sql::lease::{SilentRelay, is_not_over, leases, stands_by};
-use crate::engine::send::sql::pause::removed_of;
 use crate::engine::serves::routes::{Refuses, Routes, Serves, matches_any, nearest_pattern};
+use crate::engine::serves::sql::topics::{
+    self, KnownTopic, Patterns, correct_or_declare, did_you_mean,
+};
 use crate::name::OutboxName;
 use crate::sql::absent::{all_endpoints, all_endpoints_text};
 use crate::sql::functions::MaybeJson;
@@ -72,7 +75,7 @@ pub(crate) fn served(
             .select(endpoint::name);
         let mut there = there.load::<String>(conn)?;
         // A message for nobody in particular.
-        if topics::has_endpoints(conn, name)? {
+        if subscribers::has_endpoints(conn, name)? {
             there.push(String::new());
         }
         let ever = known.into_iter().filter(KnownTopic::is_served);
@@ -199,7 +202,7 @@ impl Served {
             lease,
             name,
             refuses,
-            registered: serves.has_endpoints(),
+            registered: serves.has_members(),
             rates: serves.rates().to_vec(),
             routes: Routes::of(serves),
         };
