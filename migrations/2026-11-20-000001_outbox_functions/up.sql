@@ -831,6 +831,11 @@ BEGIN
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(interval)', s, parts[2] || '_rotate');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(timestamptz, timestamptz, integer)', s, parts[2] || '_blank');
     FOREACH suffix IN ARRAY ARRAY['_registration', '_endpoint', '_request', '_audit', '_topic', '_pause', '_lock', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
+        -- An outbox without endpoints may stand beside tables of the application with these names.
+        CONTINUE WHEN suffix IN ('_registration', '_endpoint') AND NOT EXISTS (
+            SELECT FROM pg_attribute
+             WHERE attrelid = to_regclass(format('%I.%I', s, parts[2] || suffix))
+               AND attname = CASE suffix WHEN '_endpoint' THEN 'old_secrets_until' ELSE 'is_new' END);
         EXECUTE format('DROP TABLE IF EXISTS %I.%I', s, parts[2] || suffix);
     END LOOP;
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I()', s, parts[2] || '_address');

@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::sql::rows::{AsSeen, Stamp};
 use crate::dispatch::Failure;
+use crate::endpoints::sql::served::Others;
 use crate::engine::claim::sql::claim::Topic;
 use crate::engine::claim::sql::namesakes::{Namesakes, OF_ROUTE};
 use crate::engine::directory::{At, Decided, Fate, Reading, Roster};
@@ -16,7 +17,6 @@ use crate::engine::plan::to::To;
 use crate::engine::send::limits::Limits;
 use crate::engine::serves::configured::parts;
 use crate::engine::serves::routes::{Refuses, Routes, Way, matches_any};
-use crate::engine::serves::sql::served::Others;
 use crate::engine::settle::sql::split::Parts;
 use crate::filter::{Filter, Outcome, evaluate};
 use crate::message::Message;
@@ -486,13 +486,18 @@ impl Registry {
             (Way::To(number), []) if !is_begun => return Fate::Lane(number),
             (Way::To(number), _) => self.routes.names_of(&[number]).collect(),
             (Way::Split(numbers), _) => self.routes.names_of(numbers).collect(),
-            // An endpoint that was just registered may be unknown here.
             (_, []) if self.is_without_subscriber(topic) => {
-                return sure(at, || match is_begun {
+                let nobody = || match is_begun {
                     true => Fate::Parts(Parts::default()),
                     false if self.is_undeclared(topic) => undeclared(message, at.now),
                     false => Fate::Nobody,
-                });
+                };
+                return match self.matching(message, at.now).next() {
+                    // Only filters rule it out.
+                    Some(_) => nobody(),
+                    // An endpoint that was just registered may be unknown here.
+                    None => sure(at, nobody),
+                };
             }
             // Another relay has a route for the topic: the message gets a row for that relay's destination. A release would
             // let this relay claim the message again and again.

@@ -90,13 +90,14 @@ impl<'a> Janitor<'a> {
 
     /// Does all work that is due.
     fn work(&mut self) -> Result<(), DatabaseError> {
-        self.look()?;
+        self.leases.look(self.shared, &mut self.session)?;
+        // Before the chores: one that always fails must not end the cleaning.
         if Instant::now() >= self.next_cleaning {
             self.clean_ledger()?;
             self.clean_payloads()?;
             self.next_cleaning = Instant::now() + self.interval;
         }
-        Ok(())
+        self.look()
     }
 
     /// Does the work that must not wait for a long cleaning.

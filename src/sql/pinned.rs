@@ -37,9 +37,12 @@ fn place(conn: &mut PgConnection, table: &str) -> QueryResult<Place> {
     let (path, schema, has_endpoints) = unprepared_statement(
         "SELECT pg_catalog.current_setting('search_path'), n.nspname::pg_catalog.text,
                 EXISTS (SELECT FROM pg_catalog.pg_class e
+                          JOIN pg_catalog.pg_attribute a ON a.attrelid OPERATOR(pg_catalog.=) e.oid
                          WHERE e.relnamespace OPERATOR(pg_catalog.=) n.oid
                            AND (e.relname OPERATOR(pg_catalog.=) pg_catalog.concat(c.relname, '_endpoint')
-                             OR e.relname OPERATOR(pg_catalog.=) pg_catalog.concat(c.relname, '_registration')))
+                                AND a.attname OPERATOR(pg_catalog.=) 'old_secrets_until'
+                             OR e.relname OPERATOR(pg_catalog.=) pg_catalog.concat(c.relname, '_registration')
+                                AND a.attname OPERATOR(pg_catalog.=) 'is_new'))
            FROM (SELECT pg_catalog.to_regclass($1)::pg_catalog.oid AS oid) found
            LEFT JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) found.oid
            LEFT JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace",

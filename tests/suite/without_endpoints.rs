@@ -395,6 +395,19 @@ fn print(arguments: &[&str]) -> String {
         .stdout
 }
 
+/// R70: an outbox without endpoints may stand beside tables of the application that have the names of its parts.
+#[test]
+fn tables_of_the_application_are_not_taken_for_those_of_endpoints() {
+    let database = FreshDatabase::new();
+    database.execute(&print(&["--without", "endpoints"]));
+    database.execute("CREATE TABLE outbox_endpoint (mine text); CREATE VIEW outbox_registration AS SELECT 1 one");
+    let name = "outbox".parse().expect("a name");
+    let found = admin::check_schema(&mut database.connect(), &name);
+    found.expect("an outbox without endpoints");
+    database.execute("DROP VIEW outbox_registration; SELECT outbox_drop('outbox')");
+    assert_eq!(database.number("SELECT count(*) FROM outbox_endpoint"), 0);
+}
+
 /// R70: no message is decided without rows that the relay may not read.
 #[test]
 fn a_running_relay_without_rights_on_new_tables_names_them_and_waits() {

@@ -121,7 +121,8 @@ impl Reads for Unread {
 
     fn changed<'a>(&'a self, name: &OutboxName) -> On<'a, NoFromClause, Nullable<BigInt>> {
         match name.has_endpoints() {
-            true => Box::new(None::<i64>.into_sql::<Nullable<BigInt>>()),
+            // They are read at the next look.
+            true => Box::new(Some(0).into_sql::<Nullable<BigInt>>()),
             false => Box::new(appeared!(name)),
         }
     }
