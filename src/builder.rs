@@ -7,6 +7,8 @@ pub(crate) mod by_hand;
 mod in_code;
 mod members;
 mod settings;
+#[cfg(not(feature = "endpoints"))]
+mod sql;
 
 use std::ops::DerefMut;
 use std::sync::Arc;

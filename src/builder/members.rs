@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+#[cfg(not(feature = "endpoints"))]
+use super::sql::Registered;
 use crate::config::Config;
 #[cfg(feature = "endpoints")]
 use crate::endpoints::{
@@ -42,8 +44,14 @@ pub(super) fn members(
         return (served, Arc::new(workers));
     }
     #[cfg(not(feature = "endpoints"))]
-    let _ = (config, clients);
-    let configured = Arc::new(Configured(Arc::clone(routes)));
+    let configured = match (clients, config.takes_rest) {
+        // An application's own dispatcher takes every message.
+        (_, true) => Configured::new(Arc::clone(routes)),
+        (_, false) => Configured::beside_members(Arc::clone(routes), Arc::new(Registered)),
+    };
+    #[cfg(feature = "endpoints")]
+    let configured = Configured::new(Arc::clone(routes));
+    let configured = Arc::new(configured);
     (Arc::clone(&configured) as _, configured)
 }
 

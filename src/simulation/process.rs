@@ -453,7 +453,7 @@ impl<'w> Process<'w> {
             });
             let directory: Arc<dyn Directory> = match &served {
                 Some(served) => Arc::clone(served) as Arc<dyn Directory>,
-                None => Arc::new(Configured(Arc::clone(&routes))),
+                None => Arc::new(Configured::new(Arc::clone(&routes))),
             };
             let clock = match stage.broken {
                 Some(Broken::OutlivesItsSession) => {
@@ -476,7 +476,7 @@ impl<'w> Process<'w> {
         });
         let keeper: Box<dyn Keeper<Link<'w>>> = match served {
             Some(served) => Box::new(EndpointKeeper::new(Arc::clone(served))),
-            None => Box::new(Configured(Arc::clone(&shared.routes))),
+            None => Box::new(Configured::new(Arc::clone(&shared.routes))),
         };
         let receivers = shared
             .bulkheads

@@ -400,7 +400,9 @@ fn print(arguments: &[&str]) -> String {
 fn tables_of_the_application_are_not_taken_for_those_of_endpoints() {
     let database = FreshDatabase::new();
     database.execute(&print(&["--without", "endpoints"]));
-    database.execute("CREATE TABLE outbox_endpoint (mine text); CREATE VIEW outbox_registration AS SELECT 1 one");
+    database.execute(
+        "CREATE TABLE outbox_endpoint (mine text); CREATE VIEW outbox_registration AS SELECT 1 one",
+    );
     let name = "outbox".parse().expect("a name");
     let found = admin::check_schema(&mut database.connect(), &name);
     found.expect("an outbox without endpoints");

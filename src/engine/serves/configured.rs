@@ -34,7 +34,29 @@ const LEFT_TO_OTHERS: Duration = Duration::from_secs(5);
 
 /// The configured destinations of a relay, and their routes.
 #[derive(Debug, Clone)]
-pub(crate) struct Configured(pub(crate) Arc<Routes>);
+pub(crate) struct Configured {
+    routes: Arc<Routes>,
+    /// What asks whether members are there that this relay must not pass over.
+    read_to: Option<Arc<dyn Reads>>,
+}
+
+impl Configured {
+    pub(crate) fn new(routes: Arc<Routes>) -> Self {
+        Self {
+            routes,
+            read_to: None,
+        }
+    }
+
+    /// Decides where no message goes that members may want.
+    #[cfg(not(feature = "endpoints"))]
+    pub(crate) fn beside_members(routes: Arc<Routes>, read_to: Arc<dyn Reads>) -> Self {
+        Self {
+            routes,
+            read_to: Some(read_to),
+        }
+    }
+}
 
 /// The message is addressed to a member, of which this relay knows none.
 fn of_a_member(message: &Message) -> Fate {
@@ -42,6 +64,15 @@ fn of_a_member(message: &Message) -> Fate {
     let error = format!("the message is for a registration of {name:?}, and this relay knows none");
     let failure = Failure::new(ReasonCode::UnknownDestination, error);
     Fate::Waits(failure, LEFT_TO_OTHERS)
+}
+
+/// Members may want the message, and this relay cannot know.
+fn unknown() -> Fate {
+    let error = "endpoints may want the message, and this program is built without them";
+    Fate::Waits(
+        Failure::new(ReasonCode::NotFannedOut, error),
+        LEFT_TO_OTHERS,
+    )
 }
 
 /// The rows that a message gets in its place, after the last one that it has. Parts are placed in the order of their names,
@@ -55,20 +86,21 @@ pub(crate) fn parts(parts: BTreeMap<String, Option<Uuid>>, after: Option<&String
 
 impl Roster for Configured {
     fn way(&self, topic: &Topic) -> To {
-        self.0.find(&topic.topic, &topic.destination).into()
+        self.routes.find(&topic.topic, &topic.destination).into()
     }
 
-    fn decide(&self, message: &Message, _: &At<'_>) -> Decided {
-        let way = self.0.find(&message.topic, &message.destination);
+    fn decide(&self, message: &Message, at: &At<'_>) -> Decided {
+        let way = self.routes.find(&message.topic, &message.destination);
         let is_addressed = !message.destination.is_empty();
         let is_of_a_member = message.registration.is_some_and(|id| id != OF_ROUTE);
         let names = |numbers: &[usize]| {
-            let names = self.0.names_of(numbers);
+            let names = self.routes.names_of(numbers);
             let names = names.map(|name| (name.to_owned(), None)).collect();
             Fate::Parts(parts(names, message.split_to.as_ref()))
         };
         let fate = match way {
             Way::NotTaken | Way::UnknownDestination => Fate::Elsewhere,
+            _ if !is_addressed && at.seen.is_some() => unknown(),
             _ if is_addressed && is_of_a_member => of_a_member(message),
             Way::To(number) if is_addressed || message.split_to.is_none() => Fate::Lane(number),
             Way::To(number) => names(&[number]),
@@ -117,7 +149,7 @@ impl Directory for Configured {
     }
 
     fn read_to(&self) -> Option<Arc<dyn Reads>> {
-        None
+        self.read_to.clone()
     }
 
     fn can_send(&self) -> bool {
