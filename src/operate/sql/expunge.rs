@@ -29,7 +29,7 @@ use crate::status::ReasonCode;
 /// The most messages that one search finds.
 pub(crate) const LOOK: usize = 100_000;
 
-/// What [`expunge`](crate::operate::expunge) has done.
+/// What [`expunge`](crate::admin::expunge) has done.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Expunged {
@@ -41,7 +41,7 @@ pub struct Expunged {
     pub ledger_entries: u64,
     /// Attempts blanked.
     pub attempts: u64,
-    /// Messages of which relays hold live rows, which remain. Call [`expunge`](crate::operate::expunge) for each once they
+    /// Messages of which relays hold live rows, which remain. Call [`expunge`](crate::admin::expunge) for each once they
     /// are settled.
     pub left: BTreeSet<Uuid>,
 }
