@@ -106,24 +106,38 @@ fn is_stuck(shared: &Shared) -> bool {
 pub(crate) fn health(shared: &Shared) -> Health {
     // Read before the stop is checked: threads that end because of a stop are no problem.
     let state = shared.threads.state();
-    let mut problems = Vec::new();
-    let mut found = |kind, what: String| problems.push(Problem { kind, what });
+    let mut found = Vec::new();
     if shared.is_stopping() {
         let what = "the relay is shutting down";
-        found(ProblemKind::Stopping, what.to_owned());
-        return Health::new(problems);
+        add(&mut found, ProblemKind::Stopping, what.to_owned());
+        return Health::new(found);
     }
+    find_of_threads(shared, &state, &mut found);
+    find_of_database(shared, &state, &mut found);
+    find_of_messages(shared, &mut found);
+    find_of_sends(shared, &mut found);
+    find_of_settings(shared, &state, &mut found);
+    found.sort_by_key(|problem| problem.kind);
+    Health::new(found)
+}
+
+fn add(found: &mut Vec<Problem>, kind: ProblemKind, what: String) {
+    found.push(Problem { kind, what });
+}
+
+/// Threads that have ended, or make no progress.
+fn find_of_threads(shared: &Shared, state: &State, found: &mut Vec<Problem>) {
     for thread in state.ended() {
         let what = format!(
             "the thread {thread} has ended unexpectedly, and the log has the reason: restart the relay"
         );
-        found(ProblemKind::ThreadEnded, what);
+        add(found, ProblemKind::ThreadEnded, what);
     }
     let watch = &state.watch;
     for post in Post::needed() {
         if let Some(stayed) = watch.stuck(shared.threads.in_database(post)) {
             let what = stuck_in_database(post.as_str(), stayed);
-            found(ProblemKind::DatabaseStuck, what);
+            add(found, ProblemKind::DatabaseStuck, what);
         }
     }
     for (bulkhead, senders) in shared.bulkheads.iter().zip(&shared.threads.senders) {
@@ -134,13 +148,13 @@ pub(crate) fn health(shared: &Shared) -> Health {
                 false => ProblemKind::SomeSendersStuck,
             };
             let what = stuck_sending(bulkhead, stuck.len(), senders.len(), *longest);
-            found(kind, what);
+            add(found, kind, what);
         }
         if let Serves::Handlers(handlers) = &bulkhead.serves
             && handlers.late() > 0
         {
             let (kind, what) = stuck_handlers(bulkhead, &**handlers);
-            found(kind, what);
+            add(found, kind, what);
         }
     }
     if let Some(stayed) = watch.overdue(watch.stalled, patience(shared)) {
@@ -148,48 +162,81 @@ pub(crate) fn health(shared: &Shared) -> Health {
         let what = format!(
             "{count} claimed messages have been neither sent nor settled for {stayed}, because of a bug or an observer that hangs: restart the relay"
         );
-        found(ProblemKind::NoProgress, what);
+        add(found, ProblemKind::NoProgress, what);
     }
     if let Some(stayed) = watch.overdue(watch.left, patience(shared)) {
         let stayed = seconds(stayed);
         let what = format!(
             "messages are due, but none has been claimed for {stayed}, because of a bug: restart the relay"
         );
-        found(ProblemKind::NoProgress, what);
+        add(found, ProblemKind::NoProgress, what);
     }
-    if let Some((kind, what)) = database(&state) {
-        found(kind, what);
+}
+
+/// The database, the lease, and what is not known of claims and settles.
+fn find_of_database(shared: &Shared, state: &State, found: &mut Vec<Problem>) {
+    if let Some((kind, what)) = database(state) {
+        add(found, kind, what);
     }
     if shared.lease.current().is_none() {
         let what = "the relay has no valid lease: it claims and sends nothing until it has one";
-        found(ProblemKind::NoLease, what.to_owned());
+        add(found, ProblemKind::NoLease, what.to_owned());
     }
     for (Topic { topic, .. }, count) in shared.custody.refused_topics() {
         let what = format!(
             "the database refuses to record the results of {count} messages of {topic}, and the log has the error: the relay claims no more of this topic until they are recorded"
         );
-        found(ProblemKind::SettlesRefused, what);
+        add(found, ProblemKind::SettlesRefused, what);
     }
     if let Some(doubt) = shared.custody.doubt() {
         let (lasts, lease) = (seconds(crate::clock::since(doubt.since)), doubt.lease.0);
         let what = format!(
             "the answer of a claim was lost {lasts} ago: the relay looks for messages that its lease {lease} holds and that it does not know, and releases them. Only these messages wait"
         );
-        found(ProblemKind::ClaimInDoubt, what);
+        add(found, ProblemKind::ClaimInDoubt, what);
     }
+}
+
+/// Messages that nobody serves or wants.
+fn find_of_messages(shared: &Shared, found: &mut Vec<Problem>) {
     let (unknown, unrouted): (Vec<_>, Vec<_>) =
         (shared.unrouted().into_iter()).partition(|one| one.code == ReasonCode::UnknownTopic);
     if let Some(what) = unserved(&unrouted) {
-        found(ProblemKind::NoRoute, what);
+        add(found, ProblemKind::NoRoute, what);
     }
     if let Some(what) = unserved(&unknown).or_else(|| undeclared(shared)) {
-        found(ProblemKind::UnknownTopic, what);
+        add(found, ProblemKind::UnknownTopic, what);
     }
     if let [first, others @ ..] = shared.without_subscriber().as_slice() {
         let (what, next) = (&first.what, &first.next_step);
         let what = format!("{what}{}: {next}", and_more(others.len()));
-        found(ProblemKind::NoSubscriber, what);
+        add(found, ProblemKind::NoSubscriber, what);
     }
+}
+
+/// Destinations that this relay cannot send to.
+fn find_of_sends(shared: &Shared, found: &mut Vec<Problem>) {
+    let of_members = shared.directory.problems(crate::clock::now());
+    let is_refused = |one: &Problem| one.kind == ProblemKind::EndpointRefused;
+    if !of_members.iter().any(is_refused)
+        && let Some(what) = cannot_send(shared, ReasonCode::Panic)
+    {
+        add(found, ProblemKind::EndpointRefused, what);
+    }
+    found.extend(of_members);
+    for (kind, code) in [
+        (ProblemKind::Shortage, ReasonCode::Shortage),
+        (ProblemKind::Proxy, ReasonCode::Proxy),
+    ] {
+        if let Some(what) = cannot_send(shared, code) {
+            add(found, kind, what);
+        }
+    }
+}
+
+/// Settings, and the listener.
+fn find_of_settings(shared: &Shared, state: &State, found: &mut Vec<Problem>) {
+    let watch = &state.watch;
     let differences = shared.differences();
     if !differences.is_empty() {
         let each: Vec<String> = differences.iter().map(ToString::to_string).collect();
@@ -197,23 +244,14 @@ pub(crate) fn health(shared: &Shared) -> Health {
             "{}: set the same value at all relays of the outbox",
             each.join("; ")
         );
-        found(ProblemKind::SettingsDiffer, what);
+        add(found, ProblemKind::SettingsDiffer, what);
     }
-    let of_members = shared.directory.problems(crate::clock::now());
-    let is_refused = |one: &Problem| one.kind == ProblemKind::EndpointRefused;
-    if !of_members.iter().any(is_refused)
-        && let Some(what) = cannot_send(shared, ReasonCode::Panic)
-    {
-        found(ProblemKind::EndpointRefused, what);
-    }
-    problems.extend(of_members);
-    let mut found = |kind, what: String| problems.push(Problem { kind, what });
     if watch.overdue(watch.deaf, LISTENER_GRACE).is_some() {
         let every = humantime::format_duration(shared.settings.poll_interval);
         let what = format!(
             "the listener is not connected: the relay finds new messages by polling, every {every}"
         );
-        found(ProblemKind::ListenerDown, what);
+        add(found, ProblemKind::ListenerDown, what);
     }
     let reload = match shared.reload() {
         Some(Reload::Failed(error)) => Some(format!("could not be reloaded: {error}")),
@@ -230,22 +268,12 @@ pub(crate) fn health(shared: &Shared) -> Health {
     };
     if let Some(what) = reload {
         let what = format!("the relay continues with the old settings. The new settings {what}");
-        found(ProblemKind::ReloadFailed, what);
-    }
-    for (kind, code) in [
-        (ProblemKind::Shortage, ReasonCode::Shortage),
-        (ProblemKind::Proxy, ReasonCode::Proxy),
-    ] {
-        if let Some(what) = cannot_send(shared, code) {
-            found(kind, what);
-        }
+        add(found, ProblemKind::ReloadFailed, what);
     }
     if !shared.settings.enabled {
         let what = "OUTBOX_ENABLED is false: this relay claims and sends nothing";
-        found(ProblemKind::Disabled, what.to_owned());
+        add(found, ProblemKind::Disabled, what.to_owned());
     }
-    problems.sort_by_key(|problem| problem.kind);
-    Health::new(problems)
 }
 
 /// The first topic that no relay serves, and how many more there are.
