@@ -16,6 +16,7 @@ use crate::engine::observe::monitor;
 use crate::engine::send::bulkhead::Serves;
 use crate::engine::settle::settlement::Outcomes;
 use crate::engine::wake::listener;
+use crate::engine::workers::Workers;
 use crate::engine::{clean, send, settle};
 use crate::log::{self, LONGEST_FLUSH};
 
@@ -99,26 +100,7 @@ impl Running {
         self.spawn(shared, Post::Settler.as_str(), move |shared| {
             settle::run(shared, &*of_settler, &plain_queue);
         })?;
-        let mut number = 0;
-        for bulkhead in &shared.bulkheads {
-            if matches!(bulkhead.serves, Serves::Members(_)) {
-                let outcomes = outcomes.clone();
-                let workers = Arc::clone(&workers);
-                self.spawn(shared, &bulkhead.name, move |shared| {
-                    workers.run(shared, &outcomes);
-                })?;
-                continue;
-            }
-            let gathering = Arc::new(Mutex::new(()));
-            for sender in 0..bulkhead.limits.concurrency {
-                number += 1;
-                let (gathering, place) = (Arc::clone(&gathering), (bulkhead.number, sender));
-                let outcomes = outcomes.clone();
-                self.spawn(shared, &format!("send-{number}"), move |shared| {
-                    send::run(shared, place, &gathering, &outcomes);
-                })?;
-            }
-        }
+        self.spawn_senders(shared, &workers, &outcomes)?;
         let of_janitor = Arc::clone(&workers);
         self.spawn(shared, Post::Janitor.as_str(), move |shared| {
             clean::run(shared, &*of_janitor, chores);
@@ -135,6 +117,36 @@ impl Running {
             let keeper = workers.keeper();
             Claimer::new(shared, queues, outcomes, inbox, keeper, session).run();
         })
+    }
+
+    /// The threads that send, of each destination.
+    fn spawn_senders(
+        &mut self,
+        shared: &Arc<Shared>,
+        workers: &Arc<dyn Workers>,
+        outcomes: &Outcomes,
+    ) -> Result<(), StartError> {
+        let mut number = 0;
+        for bulkhead in &shared.bulkheads {
+            if matches!(bulkhead.serves, Serves::Members(_)) {
+                let outcomes = outcomes.clone();
+                let workers = Arc::clone(workers);
+                self.spawn(shared, &bulkhead.name, move |shared| {
+                    workers.run(shared, &outcomes);
+                })?;
+                continue;
+            }
+            let gathering = Arc::new(Mutex::new(()));
+            for sender in 0..bulkhead.limits.concurrency {
+                number += 1;
+                let (gathering, place) = (Arc::clone(&gathering), (bulkhead.number, sender));
+                let outcomes = outcomes.clone();
+                self.spawn(shared, &format!("send-{number}"), move |shared| {
+                    send::run(shared, place, &gathering, &outcomes);
+                })?;
+            }
+        }
+        Ok(())
     }
 
     fn spawn(
