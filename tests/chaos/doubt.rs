@@ -5,7 +5,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use diesel::connection::SimpleConnection;
-use diesel::{Connection, PgConnection};
+use diesel::dsl::sql;
+use diesel::prelude::RunQueryDsl;
+use diesel::sql_types::Integer;
+use diesel::{Connection, PgConnection, select};
 use diesel_outbox::config::Rate;
 use diesel_outbox::{Destination, NewMessage, ProblemKind, Relay, RelayBuilder, RelayHandle};
 use serde_json::json;
@@ -256,14 +259,20 @@ fn misses_what_a_crash_has_lost(share_connection: bool) -> bool {
     eventually("all are settled", || database.count("delivered") == 8);
     // A claim without an answer would be a doubt of its own.
     eventually("nothing is claimed any more", || database.is_relay_asleep());
-    let process = database.number(
-        "SELECT pid::bigint FROM pg_stat_activity
-          WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() LIMIT 1",
-    );
+    let mut other = database.connect();
+    let process = select(sql::<Integer>(
+        "(SELECT pid FROM pg_stat_activity
+           WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() LIMIT 1)",
+    ));
+    let process: i32 = process.get_result(&mut other).expect("another session");
     let killed = Command::new("kill")
         .args(["-9", &process.to_string()])
         .status();
     assert!(killed.expect("kill runs").success());
+    // Until the server notices, it accepts connections.
+    eventually("the crash ends other sessions", || {
+        other.batch_execute("SELECT").is_err()
+    });
     eventually("the server is there again", || {
         PgConnection::establish(&database.url).is_ok()
     });
