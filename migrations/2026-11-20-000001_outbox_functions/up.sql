@@ -654,7 +654,13 @@ LANGUAGE plpgsql STRICT AS $function$
 DECLARE
     path pg_catalog.text := pg_catalog.current_setting('search_path');
     parts pg_catalog.text[] := outbox_name_parts(name);
-    s pg_catalog.text := coalesce(parts[1], pg_catalog.current_schema()::pg_catalog.text);
+    -- The outbox that the name finds: it may stand behind the first schema of the path.
+    s pg_catalog.text := coalesce(parts[1],
+        (SELECT n.nspname::pg_catalog.text
+           FROM pg_catalog.pg_class c
+           JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+          WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(pg_catalog.quote_ident(parts[2]))::pg_catalog.oid),
+        pg_catalog.current_schema()::pg_catalog.text);
     t pg_catalog.text := parts[2];
     changes pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_changes');
     changed pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_wake');

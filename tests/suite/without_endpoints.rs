@@ -410,6 +410,20 @@ fn tables_of_the_application_are_not_taken_for_those_of_endpoints() {
     assert_eq!(database.number("SELECT count(*) FROM outbox_endpoint"), 0);
 }
 
+/// R70: the endpoints of an outbox that stands behind the first schema of the path belong to that outbox.
+#[test]
+fn endpoints_are_added_to_the_outbox_that_the_name_finds() {
+    let database = FreshDatabase::new();
+    database.execute(&print(&["--without", "endpoints"]));
+    database.execute(
+        "CREATE SCHEMA first; SET search_path = first, public; SELECT outbox_create_endpoints('outbox')",
+    );
+    assert_eq!(
+        database.number("SELECT count(*) FROM public.outbox_endpoint"),
+        0
+    );
+}
+
 /// R70: no message is decided without rows that the relay may not read.
 #[test]
 fn a_running_relay_without_rights_on_new_tables_names_them_and_waits() {
