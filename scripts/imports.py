@@ -22,7 +22,7 @@ OF_TESTS = re.compile(rb"cfg\((all\()?test\b")
 ROOMS = ROOT / "scripts/rooms.txt"
 # What no line of the engine says, in code, comments and tests; and names that stand for themselves.
 ABSENT = re.compile(r"endpoint|customer|portal|webhook|verification|whsec", re.IGNORECASE)
-PRESENT = re.compile(r"EndpointRefused|endpoint_refused|rename = \"endpoints\"|endpoints may want the message|feature = \"endpoints\"|EndpointTables|outbox_create_endpoints")
+PRESENT = re.compile(r"EndpointRefused|endpoint_refused|rename = \"endpoints\"|feature `endpoints`|EndpointTables|outbox_create_endpoints")
 # A roster is a value: deciding what becomes of a message takes no lock, reads no clock and asks nobody.
 ROSTER, NOT_A_VALUE = "endpoints/roster.rs", re.compile(r"Mutex|Atomic|clock::|Verifier")
 COMMENTS = ("line_comment", "block_comment")

@@ -53,8 +53,13 @@ impl RelayBuilder {
         // With configured destinations, the dispatcher sends only the messages of those destinations.
         config.takes_rest = self.dispatcher.is_some() && config.all_destinations().is_empty();
         let is_nothing = Serves::new(&config).is_nothing() && !config.expects_endpoints;
-        if config.expects_endpoints && !cfg!(feature = "endpoints") {
-            return Err(ConfigError::new("OUTBOX_ENDPOINT_THREADS", WITHOUT_ENDPOINTS).into());
+        let of_endpoints = [
+            ("OUTBOX_ENDPOINT_THREADS", config.expects_endpoints),
+            ("OUTBOX_OWN_EVENTS", config.own_events),
+        ];
+        let set = of_endpoints.into_iter().find(|(_, is_set)| *is_set);
+        if let (Some((setting, _)), false) = (set, cfg!(feature = "endpoints")) {
+            return Err(ConfigError::new(setting, WITHOUT_ENDPOINTS).into());
         }
         if config.enabled && is_nothing {
             return Err(ConfigError::new("OUTBOX_URL", NOTHING_TO_SEND_TO).into());

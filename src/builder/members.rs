@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::endpoints::{
     serving::ServedEndpoints, sql::own::OwnEvents, turns::Turns, workers::EndpointWorkers,
 };
+use crate::engine::claim::sql::claim::Reads;
 use crate::engine::directory::Directory;
 use crate::engine::serves::configured::Configured;
 use crate::engine::serves::routes::Routes;
@@ -18,64 +19,58 @@ use crate::http::EndpointClients;
 
 /// The clients for endpoints. A relay that sends to no endpoint (`sends` is not set) knows them all the same, so that their
 /// messages get rows for another relay.
-#[cfg(feature = "endpoints")]
 pub(super) fn clients(config: &Config, sends: bool) -> Option<Arc<EndpointClients>> {
-    Some(Arc::new(match sends {
-        true => EndpointClients::new(config.for_endpoints()),
-        false => EndpointClients::none(config.for_endpoints()),
-    }))
+    cfg!(feature = "endpoints").then(|| {
+        Arc::new(match sends {
+            true => EndpointClients::new(config.for_endpoints()),
+            false => EndpointClients::none(config.for_endpoints()),
+        })
+    })
 }
 
-#[cfg(not(feature = "endpoints"))]
-pub(super) fn clients(_: &Config, _: bool) -> Option<Arc<EndpointClients>> {
-    None
-}
-
-/// What knows the members, and what works for them. Without `clients`: nobody does.
+/// What knows the members, and what works for them. Without `clients`, the relay knows none.
 pub(super) fn members(
     config: &Config,
     clients: Option<Arc<EndpointClients>>,
     routes: &Arc<Routes>,
-) -> (Arc<dyn Directory>, Arc<dyn Workers>) {
+) -> (Arc<dyn Directory>, Option<Arc<dyn Workers>>) {
     #[cfg(feature = "endpoints")]
     if let Some(clients) = clients {
         let served = Arc::new(ServedEndpoints::new(config, clients, Arc::clone(routes)));
         let workers = EndpointWorkers(Arc::clone(&served));
-        return (served, Arc::new(workers));
+        return (served, Some(Arc::new(workers)));
     }
     #[cfg(not(feature = "endpoints"))]
-    let configured = match (clients, config.takes_rest) {
-        // An application's own dispatcher takes every message.
-        (_, true) => Configured::new(Arc::clone(routes)),
-        (_, false) => Configured::beside_members(Arc::clone(routes), Arc::new(Registered)),
-    };
-    #[cfg(feature = "endpoints")]
-    let configured = Configured::new(Arc::clone(routes));
-    let configured = Arc::new(configured);
-    (Arc::clone(&configured) as _, configured)
+    drop(clients);
+    let read_to = others(config);
+    let configured = Configured::beside(Arc::clone(routes), read_to);
+    (Arc::new(configured), None)
 }
 
-/// What writes the relay's own events, which are about endpoints.
-#[cfg(feature = "endpoints")]
-pub(super) fn witness(config: &Config) -> OwnWitness {
-    match config.own_events {
-        true => Some(&OwnEvents),
-        false => None,
+/// What asks whether somebody is registered whom this relay would pass over. An application's own dispatcher takes every
+/// message.
+fn others(config: &Config) -> Option<Arc<dyn Reads>> {
+    #[cfg(not(feature = "endpoints"))]
+    if !config.takes_rest {
+        return Some(Arc::new(Registered));
     }
-}
-
-#[cfg(not(feature = "endpoints"))]
-pub(super) fn witness(_: &Config) -> OwnWitness {
+    let _ = config;
     None
 }
 
-/// The most threads that may ever send to endpoints at once.
-#[cfg(feature = "endpoints")]
-pub(super) fn most_threads(threads: usize) -> usize {
-    Turns::most(threads)
+/// What writes the relay's own events, which are about endpoints.
+pub(super) fn witness(config: &Config) -> OwnWitness {
+    #[cfg(feature = "endpoints")]
+    if config.own_events {
+        return Some(&OwnEvents);
+    }
+    let _ = config;
+    None
 }
 
-#[cfg(not(feature = "endpoints"))]
+/// The most threads that may ever send to endpoints at once, of this many.
 pub(super) fn most_threads(threads: usize) -> usize {
+    #[cfg(feature = "endpoints")]
+    let threads = Turns::most(threads);
     threads
 }

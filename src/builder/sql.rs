@@ -1,14 +1,13 @@
 //! SQL: whether an outbox has endpoints, for a relay of a library that is built without them.
 
-use diesel::dsl::case_when;
 use diesel::internal::table_macro::NoFromClause;
 use diesel::prelude::{ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl};
-use diesel::select;
 use diesel::sql_types::{BigInt, Nullable};
 
 use crate::engine::claim::sql::claim::Reads;
 use crate::name::OutboxName;
-use crate::sql::functions::{On, to_regclass};
+use crate::sql::absent::appeared;
+use crate::sql::functions::On;
 use crate::sql::table::{endpoint, outbox};
 
 /// 0 if somebody is registered, or may be: the table was not there when this relay was started.
@@ -24,13 +23,7 @@ impl Reads for Registered {
                     .limit(1)
                     .single_value(),
             ),
-            false => Box::new(
-                select(case_when(
-                    to_regclass(name.endpoint()).is_not_null(),
-                    0_i64.into_sql::<BigInt>(),
-                ))
-                .single_value(),
-            ),
+            false => Box::new(appeared!(name.endpoint())),
         }
     }
 

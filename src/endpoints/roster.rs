@@ -67,10 +67,7 @@ impl KnownEndpoint {
 
     /// What becomes of a message for this endpoint alone.
     fn fate(&self) -> Fate {
-        match self.limits {
-            Some(_) => Fate::Member(self.id, Arc::clone(&self.name), self.registration),
-            None => Fate::Elsewhere,
-        }
+        Fate::Member(self.id, Arc::clone(&self.name), self.registration)
     }
 
     /// Whether this relay does not send to the endpoint: its settings refuse it, or it is not verified.

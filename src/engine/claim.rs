@@ -45,8 +45,8 @@ pub(crate) struct Claimer<'a, D> {
     split_payloads: Payloads,
     outcomes: Outcomes,
     inbox: Receiver<Told>,
-    /// Reads the members.
-    keeper: Box<dyn Keeper<D> + 'a>,
+    /// Reads the members. `None`: this relay knows none.
+    keeper: Option<Box<dyn Keeper<D> + 'a>>,
     /// Whether the pauses have been read.
     knows_pauses: bool,
     /// The connections that were lost before the last survey: what the server had answered there may be lost, too.
@@ -69,7 +69,7 @@ impl<'a, D: Database> Claimer<'a, D> {
         queues: Vec<Sender<Job>>,
         outcomes: Outcomes,
         inbox: Receiver<Told>,
-        keeper: Box<dyn Keeper<D> + 'a>,
+        keeper: Option<Box<dyn Keeper<D> + 'a>>,
         db: D,
     ) -> Self {
         let settings = &shared.settings;
@@ -211,7 +211,8 @@ impl<'a, D: Database> Claimer<'a, D> {
             Step::LookAgain => return self.look_again(),
             Step::Undo(undo) => self.undo(undo)?,
             Step::Gates { may_probe } => {
-                pauses::follow_up(self.shared, &mut *self.keeper, &mut self.db, may_probe)?;
+                let keeper = self.keeper.as_deref_mut();
+                pauses::follow_up(self.shared, keeper, &mut self.db, may_probe)?;
             }
             Step::Survey(survey) => self.survey(survey)?,
             Step::LoseLease(lease) => {

@@ -30,7 +30,7 @@ pub(crate) const CLEAN_BATCH: i32 = 1000;
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Cleans, and does the chores, until the relay stops.
-pub(super) fn run<'a>(shared: &'a Shared, workers: &'a dyn Workers, chores: &[NewChore]) {
+pub(super) fn run<'a>(shared: &'a Shared, workers: Option<&'a dyn Workers>, chores: &[NewChore]) {
     let mut janitor = Janitor::new(shared, workers, chores);
     loop {
         let wait = match janitor.work() {
@@ -65,7 +65,7 @@ struct Janitor<'a> {
 }
 
 impl<'a> Janitor<'a> {
-    fn new(shared: &'a Shared, workers: &'a dyn Workers, chores: &[NewChore]) -> Self {
+    fn new(shared: &'a Shared, workers: Option<&'a dyn Workers>, chores: &[NewChore]) -> Self {
         // A short retention needs more frequent cleaning.
         let interval = CLEAN_INTERVAL
             .min(shared.settings.retention / 12)
@@ -80,7 +80,8 @@ impl<'a> Janitor<'a> {
             interval,
             next_cleaning: Instant::now(),
             leases: Leases::new(),
-            chores: (workers.chores(shared).into_iter())
+            chores: (workers.into_iter())
+                .flat_map(|workers| workers.chores(shared))
                 .chain(chores.iter().map(|new| new(shared)))
                 .collect(),
             is_ledger_in_use: false,

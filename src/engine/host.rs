@@ -68,7 +68,8 @@ pub(crate) struct Assembled {
     pub(crate) routes: Arc<Routes>,
     pub(crate) directory: Arc<dyn Directory>,
     pub(crate) hooks: Hooks,
-    pub(crate) workers: Arc<dyn Workers>,
+    /// `None`: this relay knows no member.
+    pub(crate) workers: Option<Arc<dyn Workers>>,
     /// The chores of the janitor, in this order.
     pub(crate) chores: &'static [NewChore],
     pub(crate) observers: Observers,
@@ -79,7 +80,7 @@ pub(crate) struct Assembled {
 
 /// What the threads of a relay need, before they start.
 pub(crate) struct Launch {
-    workers: Arc<dyn Workers>,
+    workers: Option<Arc<dyn Workers>>,
     queues: Vec<Sender<Job>>,
     chores: &'static [NewChore],
     registration: Registration,

@@ -59,11 +59,12 @@ const PIECE_BYTES: usize = 4 << 20;
 ///
 /// Settlements that the database refuses because of their values, and those of messages that another session has locked,
 /// are set aside (`aside`) and retried from time to time. They do not hold up others, which always come first.
-pub(crate) fn run(shared: &Shared, workers: &dyn Workers, outcomes: &Receiver<Settlement>) {
+pub(crate) fn run(shared: &Shared, workers: Option<&dyn Workers>, outcomes: &Receiver<Settlement>) {
     let session = session(shared, Post::Settler);
     let mut settler = Settler::new(shared, session, Keys::None, largest_piece(shared));
     if settler.run(outcomes).is_ok() {
-        pauses::tell_the_last(shared, &mut *workers.keeper(), &mut settler.db);
+        let keeper = workers.map(Workers::keeper);
+        pauses::tell_the_last(shared, keeper, &mut settler.db);
     }
 }
 

@@ -474,10 +474,10 @@ impl<'w> Process<'w> {
             shared.claim_limit = CLAIM_LIMIT;
             Slot { shared, served }
         });
-        let keeper: Box<dyn Keeper<Link<'w>>> = match served {
-            Some(served) => Box::new(EndpointKeeper::new(Arc::clone(served))),
-            None => Box::new(Configured::new(Arc::clone(&shared.routes))),
-        };
+        let keeper = served.as_ref().map(|served| {
+            let keeper = EndpointKeeper::new(Arc::clone(served));
+            Box::new(keeper) as Box<dyn Keeper<Link<'w>>>
+        });
         let receivers = shared
             .bulkheads
             .iter()

@@ -21,6 +21,20 @@ pub(crate) fn all_endpoints_text(name: &OutboxName) -> String {
     format!("(SELECT {} WHERE false)", columns.join(", "))
 }
 
+/// For statements of a relay that has read no such table: 0 if it is there by now; null: it is not. A function would need a
+/// type for every query.
+macro_rules! appeared {
+    ($table:expr) => {
+        diesel::select(diesel::dsl::case_when(
+            crate::sql::functions::to_regclass($table).is_not_null(),
+            0_i64.into_sql::<diesel::sql_types::BigInt>(),
+        ))
+        .single_value()
+    };
+}
+
+pub(crate) use appeared;
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

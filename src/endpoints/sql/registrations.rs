@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use diesel::dsl::{case_when, not, sum};
+use diesel::dsl::{not, sum};
 use diesel::expression::{AppearsOnTable, Expression, SelectableExpression, ValidGrouping};
 use diesel::internal::table_macro::NoFromClause;
 use diesel::pg::Pg;
@@ -15,12 +15,12 @@ use diesel::prelude::{
 use diesel::query_builder::{AstPass, QueryFragment, QueryId};
 use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Bool, Nullable, Text, Timestamptz};
-use diesel::{PgConnection, delete, select};
+use diesel::{PgConnection, delete};
 
 use crate::engine::claim::sql::claim::Reads;
 use crate::name::OutboxName;
-use crate::sql::absent::all_endpoints;
-use crate::sql::functions::{On, clock_timestamp, coalesce, hashtext, to_regclass};
+use crate::sql::absent::{all_endpoints, appeared};
+use crate::sql::functions::{On, clock_timestamp, coalesce, hashtext};
 use crate::sql::statement::statement;
 use crate::sql::table::{endpoint, outbox, registration};
 
@@ -94,17 +94,6 @@ macro_rules! number_of {
     };
 }
 
-/// 0 if the table of records is there, which a relay has not seen yet; null: it is not.
-macro_rules! appeared {
-    ($name:expr) => {
-        select(case_when(
-            to_regclass($name.registration()).is_not_null(),
-            0.into_sql::<BigInt>(),
-        ))
-        .single_value()
-    };
-}
-
 /// No row was read.
 #[derive(Debug)]
 pub(crate) struct Unread;
@@ -115,7 +104,7 @@ impl Reads for Unread {
             // No message is decided before the rows are read.
             true => Box::new(Some(0).into_sql::<Nullable<BigInt>>()),
             // The tables may be created before a message that this claim takes.
-            false => Box::new(appeared!(name)),
+            false => Box::new(appeared!(name.registration())),
         }
     }
 
@@ -123,7 +112,7 @@ impl Reads for Unread {
         match name.has_endpoints() {
             // They are read at the next look.
             true => Box::new(Some(0).into_sql::<Nullable<BigInt>>()),
-            false => Box::new(appeared!(name)),
+            false => Box::new(appeared!(name.registration())),
         }
     }
 }
@@ -205,6 +194,7 @@ pub(crate) fn forget(
 #[cfg(test)]
 mod tests {
     use diesel::connection::SimpleConnection;
+    use diesel::select;
 
     use super::*;
     use crate::sql::tests::Outbox;

@@ -56,7 +56,7 @@ impl<D: Database> Claimer<'_, D> {
         };
         self.planner.claimed(clock::now(), asked, &brought);
         let count = batch.claimed.len();
-        self.take(batch, took);
+        self.take(batch, took)?;
         Ok(count)
     }
 
@@ -109,8 +109,7 @@ impl<D: Database> Claimer<'_, D> {
         let sequence = |one: &Claimed| one.message.sequence.0;
         claims.claimed.extend(batch.claimed.iter().map(sequence));
         claims.is_cut |= batch.is_cut;
-        self.take(batch, clock::since(began));
-        Ok(())
+        self.take(batch, clock::since(began))
     }
 
     /// Runs a claim. A claim whose result is lost may have succeeded, or may still be running.
@@ -158,9 +157,11 @@ impl<D: Database> Claimer<'_, D> {
         }
     }
 
-    fn take(&mut self, batch: Batch, took: Duration) {
+    /// Hands claimed messages over. If members must be read for some of them and that fails, these are released, and the error
+    /// pauses the claimer: it would claim them again at once.
+    fn take(&mut self, batch: Batch, took: Duration) -> Answer<()> {
         if batch.claimed.is_empty() {
-            return;
+            return Ok(());
         }
         let (shared, lease) = (self.shared, self.planner.lease());
         shared.signals.sleep.end();
@@ -170,20 +171,26 @@ impl<D: Database> Claimer<'_, D> {
             stats.claims += 1;
         });
         shared.metrics.claim_seconds.record(took.as_secs_f64());
-        let jobs = shared.took(batch, lease, |unsure| self.read(unsure));
+        let mut read = Ok(());
+        let jobs = shared.took(batch, lease, |unsure| match self.read(unsure) {
+            Ok(reading) => reading,
+            Err(error) => {
+                read = Err(error);
+                Reading::NotAsked
+            }
+        });
         self.hand_over(By::Claimer, jobs);
+        read
     }
 
     /// Reads the members, because the fate of these messages depends on that.
-    fn read(&mut self, unsure: &[Claimed]) -> Reading {
+    fn read(&mut self, unsure: &[Claimed]) -> Answer<Reading> {
         let named = unsure.iter().map(|one| one.message.destination.as_str());
         let waiting = self.without_destination(named);
-        match self.read_members(&waiting, None) {
-            Ok(Tried::Done(())) => Reading::Fresh,
-            Ok(Tried::Locked) => Reading::Locked,
-            // The session has logged the failure.
-            Err(_) => Reading::NotAsked,
-        }
+        Ok(match self.read_members(&waiting, None)? {
+            Tried::Done(()) => Reading::Fresh,
+            Tried::Locked => Reading::Locked,
+        })
     }
 }
 

@@ -17,7 +17,7 @@ impl<D: Database> Claimer<'_, D> {
     /// Queries the streams, the ended leases and the pauses.
     pub(super) fn survey(&mut self, survey: Survey) -> Answer<()> {
         let shared = self.shared;
-        let due = self.keeper.due();
+        let due = self.keeper.as_ref().and_then(|keeper| keeper.due());
         let read_to = shared.directory.read_to();
         let asks = Asks {
             // A relay that has not read the pauses yet waits for the lock of their table: it would send what is paused.
@@ -25,7 +25,7 @@ impl<D: Database> Claimer<'_, D> {
                 true => Locks::NotWaitedFor,
                 false => Locks::WaitedFor,
             },
-            marks: due == Some(None) && self.keeper.asks_marks(),
+            marks: due == Some(None) && self.keeper.as_ref().is_some_and(|one| one.asks_marks()),
             read_to: read_to.as_deref(),
         };
         let moment = shared.moment();
@@ -92,7 +92,10 @@ impl<D: Database> Claimer<'_, D> {
             };
             self.read_members(&waiting, Some(surveyed))?;
         }
-        self.keeper.publish(&mut self.db, self.planner.lease())
+        match &mut self.keeper {
+            Some(keeper) => keeper.publish(&mut self.db, self.planner.lease()),
+            None => Ok(()),
+        }
     }
 
     /// Reads the members, and which of the names `waiting` were members.
@@ -102,8 +105,10 @@ impl<D: Database> Claimer<'_, D> {
         surveyed: Option<workers::Surveyed>,
     ) -> Answer<Tried<()>> {
         let shared = self.shared;
-        let Tried::Done(is_new) = (self.keeper).read(shared, &mut self.db, waiting, surveyed)?
-        else {
+        let Some(keeper) = &mut self.keeper else {
+            return Ok(Tried::Done(()));
+        };
+        let Tried::Done(is_new) = keeper.read(shared, &mut self.db, waiting, surveyed)? else {
             return Ok(Tried::Locked);
         };
         if is_new {

@@ -96,14 +96,14 @@ impl Running {
             })?;
         }
         drop(keyed_queue);
-        let of_settler = Arc::clone(&workers);
+        let of_settler = workers.clone();
         self.spawn(shared, Post::Settler.as_str(), move |shared| {
-            settle::run(shared, &*of_settler, &plain_queue);
+            settle::run(shared, of_settler.as_deref(), &plain_queue);
         })?;
-        self.spawn_senders(shared, &workers, &outcomes)?;
-        let of_janitor = Arc::clone(&workers);
+        self.spawn_senders(shared, workers.as_ref(), &outcomes)?;
+        let of_janitor = workers.clone();
         self.spawn(shared, Post::Janitor.as_str(), move |shared| {
-            clean::run(shared, &*of_janitor, chores);
+            clean::run(shared, of_janitor.as_deref(), chores);
         })?;
         self.spawn(shared, "monitor", |shared| monitor::run(shared))?;
         if shared.listens() {
@@ -114,7 +114,7 @@ impl Running {
         self.spawn(shared, Post::Claimer.as_str(), move |shared| {
             let session = shared.session(Post::Claimer, shared.claim_limit, Plans::ByIndex);
             let inbox = shared.signals.told.1.clone();
-            let keeper = workers.keeper();
+            let keeper = workers.map(|workers| workers.keeper());
             Claimer::new(shared, queues, outcomes, inbox, keeper, session).run();
         })
     }
@@ -123,12 +123,12 @@ impl Running {
     fn spawn_senders(
         &mut self,
         shared: &Arc<Shared>,
-        workers: &Arc<dyn Workers>,
+        workers: Option<&Arc<dyn Workers>>,
         outcomes: &Outcomes,
     ) -> Result<(), StartError> {
         let mut number = 0;
         for bulkhead in &shared.bulkheads {
-            if matches!(bulkhead.serves, Serves::Members(_)) {
+            if let (Serves::Members(_), Some(workers)) = (&bulkhead.serves, workers) {
                 let outcomes = outcomes.clone();
                 let workers = Arc::clone(workers);
                 self.spawn(shared, &bulkhead.name, move |shared| {

@@ -21,9 +21,9 @@ const PROBE_TIME: Duration = Duration::from_secs(5);
 
 /// Records the changes of the gates in the table, and opens gates whose pause has expired. For a gate that a breaker
 /// has closed, asks the table for the right to probe.
-pub(crate) fn follow_up<D: Database>(
+pub(crate) fn follow_up<'k, D: Database>(
     shared: &Shared,
-    keeper: &mut dyn Keeper<D>,
+    keeper: Option<&mut (dyn Keeper<D> + 'k)>,
     db: &mut D,
     may_probe: bool,
 ) -> Answer<()> {
@@ -31,7 +31,7 @@ pub(crate) fn follow_up<D: Database>(
         let record = |db: &mut D, news| db.tell_pause(&bulkhead.name, news);
         follow_gate(shared, db, bulkhead, may_probe, record)?;
     }
-    keeper.exchange(shared, db, may_probe)
+    keeper.map_or(Ok(()), |keeper| keeper.exchange(shared, db, may_probe))
 }
 
 /// The same for one gate. `record`: records a change.
@@ -90,13 +90,20 @@ fn probe(shared: &Shared, db: &mut impl Database, bulkhead: &Bulkhead) -> Answer
 
 /// Records the changes that the last senders have caused after the end of the claimer, and gives unused rights to
 /// probe back. Tries only once: other relays discover a failing destination on their own.
-pub(crate) fn tell_the_last<D: Database>(shared: &Shared, keeper: &mut dyn Keeper<D>, db: &mut D) {
+pub(crate) fn tell_the_last<D: Database>(
+    shared: &Shared,
+    mut keeper: Option<Box<dyn Keeper<D>>>,
+    db: &mut D,
+) {
     let mut tell_all = || {
         for bulkhead in &shared.bulkheads {
             let record = |db: &mut D, news| db.tell_pause(&bulkhead.name, news);
             last_of_gate(shared, db, bulkhead, record)?;
         }
-        keeper.last(shared, db)
+        match &mut keeper {
+            Some(keeper) => keeper.last(shared, db),
+            None => Ok(()),
+        }
     };
     if let Err(error) = tell_all() {
         log::warn!(event = "pause_lost", error:% = error; "could not record a pause at shutdown: other relays will discover the failing destination on their own: {error}");

@@ -10,23 +10,15 @@ use super::routes::{Routes, Way};
 use crate::dispatch::Failure;
 use crate::engine::claim::sql::claim::{Reads, Topic};
 use crate::engine::claim::sql::namesakes::{Namesakes, OF_ROUTE};
-use crate::engine::clean::chore::Chore;
 use crate::engine::directory::{At, Decided, Directory, Doors, Fate, Roster};
-use crate::engine::host::database::Answer;
-use crate::engine::host::session::Session;
-use crate::engine::host::shared::Shared;
-use crate::engine::lease::sql::lease::LeaseId;
 use crate::engine::observe::health::Problem;
 use crate::engine::plan::to::To;
 use crate::engine::send::gate::Trouble;
 use crate::engine::send::job::Job;
 use crate::engine::send::limits::Limits;
 use crate::engine::send::sql::pause::Paused;
-use crate::engine::settle::settlement::Outcomes;
 use crate::engine::settle::sql::split::Parts;
-use crate::engine::workers::{IsNew, Keeper, Surveyed, Workers};
 use crate::message::Message;
-use crate::sql::brief::Tried;
 use crate::status::ReasonCode;
 
 /// How long a relay leaves a message to the other relays.
@@ -42,19 +34,12 @@ pub(crate) struct Configured {
 
 impl Configured {
     pub(crate) fn new(routes: Arc<Routes>) -> Self {
-        Self {
-            routes,
-            read_to: None,
-        }
+        Self::beside(routes, None)
     }
 
-    /// Decides where no message goes that members may want.
-    #[cfg(not(feature = "endpoints"))]
-    pub(crate) fn beside_members(routes: Arc<Routes>, read_to: Arc<dyn Reads>) -> Self {
-        Self {
-            routes,
-            read_to: Some(read_to),
-        }
+    /// With `read_to`, messages that members may want wait.
+    pub(crate) fn beside(routes: Arc<Routes>, read_to: Option<Arc<dyn Reads>>) -> Self {
+        Self { routes, read_to }
     }
 }
 
@@ -68,7 +53,7 @@ fn of_a_member(message: &Message) -> Fate {
 
 /// Members may want the message, and this relay cannot know.
 fn unknown() -> Fate {
-    let error = "endpoints may want the message, and this program is built without them";
+    let error = "somebody is registered who may want the message, and this program is built without the feature `endpoints`";
     Fate::Waits(
         Failure::new(ReasonCode::NotFannedOut, error),
         LEFT_TO_OTHERS,
@@ -185,49 +170,5 @@ impl Directory for Configured {
 
     fn problems(&self, _: Instant) -> Vec<Problem> {
         Vec::new()
-    }
-}
-
-impl Workers for Configured {
-    fn run(&self, _: &Arc<Shared>, _: &Outcomes) {}
-
-    fn chores<'a>(&'a self, _: &'a Shared) -> Vec<Box<dyn Chore + 'a>> {
-        Vec::new()
-    }
-
-    fn keeper(&self) -> Box<dyn Keeper<Session>> {
-        Box::new(self.clone())
-    }
-}
-
-impl<D> Keeper<D> for Configured {
-    fn due(&self) -> Option<Option<Instant>> {
-        None
-    }
-
-    fn asks_marks(&self) -> bool {
-        false
-    }
-
-    fn read(
-        &mut self,
-        _: &Shared,
-        _: &mut D,
-        _: &[String],
-        _: Option<Surveyed>,
-    ) -> Answer<Tried<IsNew>> {
-        Ok(Tried::Done(false))
-    }
-
-    fn publish(&mut self, _: &mut D, _: LeaseId) -> Answer<()> {
-        Ok(())
-    }
-
-    fn exchange(&mut self, _: &Shared, _: &mut D, _: bool) -> Answer<()> {
-        Ok(())
-    }
-
-    fn last(&mut self, _: &Shared, _: &mut D) -> Answer<()> {
-        Ok(())
     }
 }

@@ -31,6 +31,10 @@ fn a_relay_without_http_gives_messages_to_handlers_and_no_url() {
     let by_url = Relay::builder(url()).url("http://127.0.0.1:9/").start();
     let refused = by_url.err().expect("an error without HTTP").to_string();
     assert!(refused.contains("`http`"), "{refused}");
+    let by_endpoints = Relay::builder(url()).endpoint_threads(2).start();
+    let refused = by_endpoints.err().expect("an error without endpoints");
+    let refused = refused.to_string();
+    assert!(refused.contains("feature `endpoints`"), "{refused}");
 
     let (paid, orders) = mpsc::channel();
     let relay = Relay::builder(url())
