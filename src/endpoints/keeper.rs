@@ -199,10 +199,10 @@ impl<D: Database + Rows> Keeper<D> for EndpointKeeper {
     fn exchange(&mut self, shared: &Shared, db: &mut D, may_probe: bool) -> Answer<()> {
         let watched = self.served.watched();
         for ServedEndpoint {
-            customer, bulkhead, ..
+            endpoint, bulkhead, ..
         } in watched.iter().map(AsRef::as_ref)
         {
-            let record = |db: &mut D, news| db.tell_pause_of(customer.as_seen(), news);
+            let record = |db: &mut D, news| db.tell_pause_of(endpoint.as_seen(), news);
             pauses::follow_gate(shared, db, bulkhead, may_probe, record)?;
         }
         for member in &watched {
@@ -214,10 +214,10 @@ impl<D: Database + Rows> Keeper<D> for EndpointKeeper {
     fn last(&mut self, shared: &Shared, db: &mut D) -> Answer<()> {
         let watched = self.served.watched();
         for ServedEndpoint {
-            customer, bulkhead, ..
+            endpoint, bulkhead, ..
         } in watched.iter().map(AsRef::as_ref)
         {
-            let record = |db: &mut D, news| db.tell_pause_of(customer.as_seen(), news);
+            let record = |db: &mut D, news| db.tell_pause_of(endpoint.as_seen(), news);
             pauses::last_of_gate(shared, db, bulkhead, record)?;
         }
         for member in &watched {
@@ -237,7 +237,7 @@ fn follow_row(db: &mut impl Rows, member: &ServedEndpoint) -> Answer<()> {
     let Some(news) = member.follower.take_row_news() else {
         return Ok(());
     };
-    let seen = member.customer.as_seen();
+    let seen = member.endpoint.as_seen();
     let failed = match news {
         RowNews::Fails(since, code) => Some((clock::now().saturating_duration_since(since), code)),
         RowNews::Works | RowNews::HasFailedLong(_) | RowNews::Gone => None,

@@ -99,7 +99,7 @@ impl ServedEndpoints {
         let mut turns = self.turns();
         let mut refused = None;
         let next = turns.next(now, |id| {
-            let member = pool.get(&id).filter(|one| !one.customer.is_held());
+            let member = pool.get(&id).filter(|one| !one.endpoint.is_held());
             let gate = member.map(|one| &one.bulkhead.gate);
             let admission = gate.map(|gate| gate.guard(|| gate.try_pass(now)));
             refused = matches!(admission, Some(None)).then_some(id);
@@ -191,9 +191,9 @@ impl Worker<'_> {
             _ => None,
         };
         // The name may have been registered again since the claim, or belong to another tenant.
-        let member = member.filter(|one| !one.customer.is_another(&job.message));
+        let member = member.filter(|one| !one.endpoint.is_another(&job.message));
         let Some(ServedEndpoint {
-            customer, bulkhead, ..
+            endpoint, bulkhead, ..
         }) = member.map(AsRef::as_ref)
         else {
             self.release(vec![job])?;
@@ -204,13 +204,13 @@ impl Worker<'_> {
             desk: Desk::new(shared, bulkhead, &self.dispatches, self.outcomes),
             sending: &shared.threads.senders[self.all.number][self.number],
         };
-        let (id, mut pass) = (customer.id, Some(pass));
+        let (id, mut pass) = (endpoint.id, Some(pass));
         let admit = |_| pass.take().or_else(|| self.admit(id, bulkhead));
         let sent = sender.send_run(Run::begin(job), admit)?;
         if let Some(sent) = sent.filter(|sent| sent.went_well) {
             self.all.learn(sent.mean());
         }
-        self.served.sent(shared, customer.id, bulkhead);
+        self.served.sent(shared, endpoint.id, bulkhead);
         Ok((sent, bulkhead.limits.concurrency))
     }
 
@@ -219,7 +219,7 @@ impl Worker<'_> {
     fn admit(&self, id: u32, bulkhead: &Bulkhead) -> Option<Pass> {
         loop {
             let pool = self.served.pool();
-            let member = pool.get(&id).filter(|one| !one.customer.is_held());
+            let member = pool.get(&id).filter(|one| !one.endpoint.is_held());
             let is_same = member.is_some_and(|one| std::ptr::eq(&one.bulkhead, bulkhead));
             if !is_same || self.shared.is_stopping() {
                 return None;

@@ -44,7 +44,7 @@ use crate::status::ReasonCode;
 
 /// One enabled endpoint, and what sends to it.
 pub(crate) struct ServedEndpoint {
-    pub(crate) customer: Arc<KnownEndpoint>,
+    pub(crate) endpoint: Arc<KnownEndpoint>,
     pub(crate) bulkhead: Bulkhead,
     pub(super) follower: Arc<Follower>,
 }
@@ -115,16 +115,16 @@ impl Dispatcher for Refusing {
 pub(super) struct Maker {
     /// The settings for endpoints.
     config: Config,
-    customers: Arc<EndpointClients>,
+    clients: Arc<EndpointClients>,
     /// Shared by the gates of all endpoints.
     answers: Arc<Answers>,
 }
 
 impl Maker {
-    pub(super) fn new(config: &Config, customers: Arc<EndpointClients>) -> Self {
+    pub(super) fn new(config: &Config, clients: Arc<EndpointClients>) -> Self {
         Self {
             config: config.for_endpoints(),
-            customers,
+            clients,
             answers: Arc::new(Answers::new()),
         }
     }
@@ -138,7 +138,7 @@ impl Maker {
     ) -> Applied {
         let mut next = registry.copy();
         (next.stamp, next.others) = (changes.stamp, Arc::new(changes.others));
-        (next.removed, next.can_send) = (changes.removed, self.customers.can_send());
+        (next.removed, next.can_send) = (changes.removed, self.clients.can_send());
         next.registrations = changes.registrations;
         let (mut pool, mut bad) = (pool.clone(), Vec::new());
         let mut verifiers = Vec::new();
@@ -182,7 +182,7 @@ impl Maker {
             } else {
                 Vec::new()
             };
-            let customer = Arc::new(KnownEndpoint {
+            let endpoint = Arc::new(KnownEndpoint {
                 id,
                 registration,
                 stamp,
@@ -198,10 +198,10 @@ impl Maker {
             });
             verifiers.push((id, verifier));
             next.by_name
-                .insert(Arc::clone(&customer.name), Arc::clone(&customer));
+                .insert(Arc::clone(&endpoint.name), Arc::clone(&endpoint));
             let member = sends.map(|(bulkhead, follower)| {
                 Arc::new(ServedEndpoint {
-                    customer,
+                    endpoint,
                     bulkhead,
                     follower,
                 })
@@ -260,10 +260,10 @@ impl Maker {
         let refusing = |why: &str| Arc::new(Refusing(why.to_owned())) as Arc<dyn Dispatcher>;
         let made = match unreadable.or(not_here.map(str::to_owned)) {
             Some(why) => Err(EndpointRefusal::NotHere(why)),
-            None if row.is_verified() => (self.customers)
+            None if row.is_verified() => (self.clients)
                 .dispatcher(destination.clone())
                 .map(|dispatcher| (dispatcher, None)),
-            None => (self.customers)
+            None => (self.clients)
                 .verifier(destination.clone(), row.tenant_id)
                 .map(|verifier| (refusing(NOT_VERIFIED), Some(Arc::new(verifier)))),
         };
@@ -345,17 +345,13 @@ pub(crate) struct ServedEndpoints {
 }
 
 impl ServedEndpoints {
-    pub(crate) fn new(
-        config: &Config,
-        customers: Arc<EndpointClients>,
-        routes: Arc<Routes>,
-    ) -> Self {
+    pub(crate) fn new(config: &Config, clients: Arc<EndpointClients>, routes: Arc<Routes>) -> Self {
         let known = Known {
             registry: Arc::new(Registry::of(routes)),
             ..Known::default()
         };
         Self {
-            maker: Maker::new(config, customers),
+            maker: Maker::new(config, clients),
             known: Mutex::new(known),
             turns: Mutex::new(Turns::new(config.endpoint_threads)),
             bell: Bell::new(),
@@ -423,7 +419,7 @@ impl ServedEndpoints {
         let new = || changed.iter().filter_map(|name| next.named(name));
         let (paused, now) = (Pauses::of(&paused), clock::now());
         for member in new().filter_map(|one| pool.get(&one.id)) {
-            let rows = paused.of_both(&member.customer.name, member.customer.tenant_id);
+            let rows = paused.of_both(&member.endpoint.name, member.endpoint.tenant_id);
             member.bulkhead.gate.learn(rows, now);
         }
         self.turns().keep(|id| next.get(id).is_some());
@@ -496,7 +492,7 @@ impl ServedEndpoints {
             let refused = trouble
                 .filter(|one| matches!(one.code, ReasonCode::BlockedAddress | ReasonCode::Panic));
             if let Some(refused) = refused {
-                Arc::make_mut(&mut refuses).add(&member.customer.name, &refused.what);
+                Arc::make_mut(&mut refuses).add(&member.endpoint.name, &refused.what);
             }
         }
         refuses
@@ -522,7 +518,7 @@ impl ServedEndpoints {
         let is_limited = |member: &Arc<ServedEndpoint>| {
             let gate = &member.bulkhead.gate;
             let is_flowing = matches!(gate.standing(), Standing::Flowing | Standing::Trying);
-            member.customer.is_held() || !is_flowing || gate.has_news()
+            member.endpoint.is_held() || !is_flowing || gate.has_news()
         };
         watched.retain(|id| pool.get(id).is_some_and(is_limited));
     }
@@ -536,18 +532,18 @@ impl Directory for ServedEndpoints {
     fn doors(&self) -> Doors {
         let mut doors = Doors::default();
         for ServedEndpoint {
-            customer, bulkhead, ..
+            endpoint, bulkhead, ..
         } in self.watched().iter().map(AsRef::as_ref)
         {
-            if customer.is_held() {
-                doors.closed.insert(customer.id);
+            if endpoint.is_held() {
+                doors.closed.insert(endpoint.id);
                 continue;
             }
             let opens = bulkhead.gate.opens_at();
             doors.opens_at = doors.opens_at.into_iter().chain(opens).min();
             match bulkhead.gate.room() {
-                Room::Closed => drop(doors.closed.insert(customer.id)),
-                Room::One => drop(doors.probed.insert(customer.id)),
+                Room::Closed => drop(doors.closed.insert(endpoint.id)),
+                Room::One => drop(doors.probed.insert(endpoint.id)),
                 Room::Free => {}
             }
         }
@@ -562,7 +558,7 @@ impl Directory for ServedEndpoints {
     }
 
     fn can_send(&self) -> bool {
-        self.maker.customers.can_send()
+        self.maker.clients.can_send()
     }
 
     fn prefetch(&self, member: u32) -> Option<usize> {
@@ -604,12 +600,12 @@ impl Directory for ServedEndpoints {
             self.watch(one.id);
         }
         if !pauses.of_tenants.is_empty() {
-            let customers = registry.by_name.values();
-            let paused = customers.filter(|one| pauses.of_tenant(one.tenant_id).is_some());
+            let endpoints = registry.by_name.values();
+            let paused = endpoints.filter(|one| pauses.of_tenant(one.tenant_id).is_some());
             paused.for_each(|one| self.watch(one.id));
         }
         for member in self.watched() {
-            let rows = pauses.of_both(&member.customer.name, member.customer.tenant_id);
+            let rows = pauses.of_both(&member.endpoint.name, member.endpoint.tenant_id);
             member.bulkhead.gate.learn(rows, now);
         }
         self.forget_flowing();

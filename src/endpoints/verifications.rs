@@ -33,7 +33,7 @@ const MOST_OF_TENANT: usize = 4;
 
 /// A try that has ended.
 struct Ended {
-    customer: Arc<KnownEndpoint>,
+    endpoint: Arc<KnownEndpoint>,
     result: Result<Option<Rate>, NotVerified>,
 }
 
@@ -93,7 +93,7 @@ impl Verifications<'_> {
     /// Keeps the tries that have ended, to be recorded.
     fn keep_ended(&mut self) {
         for one in self.inbox.try_iter() {
-            let tenant = one.customer.tenant_id;
+            let tenant = one.endpoint.tenant_id;
             if let Some(count) = self.in_flight.get_mut(&tenant) {
                 *count -= 1;
                 if *count == 0 {
@@ -134,23 +134,23 @@ impl Verifications<'_> {
         let taken = session.run(|conn, name| verification::take(conn, name, &seen, choose))?;
         let ask_at = if is_any_left { now } else { now + ASK };
         for index in taken {
-            let (customer, verifier) = &asked[index];
-            self.try_now(customer, Arc::clone(verifier));
+            let (endpoint, verifier) = &asked[index];
+            self.try_now(endpoint, Arc::clone(verifier));
         }
         self.asked = Some((registry, ask_at));
         Ok(())
     }
 
-    fn try_now(&mut self, customer: &Arc<KnownEndpoint>, verifier: Arc<Verifier>) {
-        let (customer, ended) = (Arc::clone(customer), self.ended.clone());
+    fn try_now(&mut self, endpoint: &Arc<KnownEndpoint>, verifier: Arc<Verifier>) {
+        let (endpoint, ended) = (Arc::clone(endpoint), self.ended.clone());
         let (log, bell) = (self.shared.log.clone(), self.shared.signals.chores.clone());
-        let tenant = customer.tenant_id;
+        let tenant = endpoint.tenant_id;
         let thread = Builder::new().name(self.shared.settings.thread_name("relay-verify"));
         let try_it = move || {
             let _log = log.enter();
             let result = verifier.ask();
             // `Verifications` holds the receiver until this thread has ended.
-            let _ = ended.send(Ended { customer, result });
+            let _ = ended.send(Ended { endpoint, result });
             bell.ring();
         };
         match thread.spawn(try_it) {
@@ -167,9 +167,9 @@ impl Verifications<'_> {
     /// Records what has ended.
     fn record(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
         self.keep_ended();
-        while let Some(Ended { customer, result }) = self.to_record.last() {
-            let (seen, own_events) = (customer.as_seen(), session.witness.is_some());
-            let name = &customer.name;
+        while let Some(Ended { endpoint, result }) = self.to_record.last() {
+            let (seen, own_events) = (endpoint.as_seen(), session.witness.is_some());
+            let name = &endpoint.name;
             match result {
                 Ok(rate) => {
                     if session.run(|conn, name| verification::verified(conn, name, seen, *rate))? {

@@ -343,7 +343,7 @@ fn registration_of(shared: &Shared) -> Registration {
 
 /// The factory of dispatchers, which are not used here. It is shared by all processes with the same settings, because
 /// it has threads.
-fn customers(is_strict: bool) -> Arc<EndpointClients> {
+fn clients(is_strict: bool) -> Arc<EndpointClients> {
     static ALL: [OnceLock<Arc<EndpointClients>>; 2] = [const { OnceLock::new() }; 2];
     let make = || {
         let config = Config {
@@ -433,23 +433,19 @@ impl<'w> Process<'w> {
         let mut queues = Vec::new();
         let Slot { shared, served } = slot.get_or_init(|| {
             let config = config(stage, relay);
-            let customers =
-                (stage.history.has_endpoints).then(|| customers(stage.history.is_strict(relay)));
+            let clients =
+                (stage.history.has_endpoints).then(|| clients(stage.history.is_strict(relay)));
             let dispatchers = Dispatchers {
-                clients: customers.clone(),
+                clients: clients.clone(),
                 ..Dispatchers::idle(&config)
             };
             let (bulkheads, senders) = Bulkhead::all(&config, dispatchers);
             queues = senders;
-            let can_send = customers.as_ref().is_some_and(|one| one.can_send());
+            let can_send = clients.as_ref().is_some_and(|one| one.can_send());
             let settings = Settings::of(&config, can_send);
             let routes = Arc::new(Routes::of(settings.serves.clone()));
-            let served = customers.map(|customers| {
-                Arc::new(ServedEndpoints::new(
-                    &config,
-                    customers,
-                    Arc::clone(&routes),
-                ))
+            let served = clients.map(|clients| {
+                Arc::new(ServedEndpoints::new(&config, clients, Arc::clone(&routes)))
             });
             let directory: Arc<dyn Directory> = match &served {
                 Some(served) => Arc::clone(served) as Arc<dyn Directory>,
@@ -642,8 +638,8 @@ impl<'w> Process<'w> {
                 let pool = self.sending.last().zip(self.shared.bulkheads.last());
                 let is_full =
                     pool.is_some_and(|(pool, threads)| pool.busy >= threads.limits.concurrency);
-                let customer = registry.named(destination);
-                customer.is_some_and(|one| is_full || served.turns().has(one.id))
+                let endpoint = registry.named(destination);
+                endpoint.is_some_and(|one| is_full || served.turns().has(one.id))
             }
         }
     }
@@ -1110,11 +1106,11 @@ impl<'w> Stage<'w> {
                     _ => None,
                 };
                 if let Some(ServedEndpoint {
-                    customer, bulkhead, ..
+                    endpoint, bulkhead, ..
                 }) = member.map(AsRef::as_ref)
                     && self.broken == Some(Broken::PrefersOne)
                     && self.history.has_crowd
-                    && REGISTERED[1..].contains(&&*customer.name)
+                    && REGISTERED[1..].contains(&&*endpoint.name)
                     && let Some(preferred) = registry.named(REGISTERED[0])
                     && served.turns().has(preferred.id)
                 {
@@ -1156,9 +1152,9 @@ impl<'w> Stage<'w> {
         };
         let (_, member) = request.registered.as_ref().expect("a turn");
         let member = Arc::clone(member);
-        let (customer, gate) = (&member.customer, &member.bulkhead.gate);
+        let (endpoint, gate) = (&member.endpoint, &member.bulkhead.gate);
         let pool = served.pool();
-        let now = pool.get(&customer.id).filter(|one| !one.customer.is_held());
+        let now = pool.get(&endpoint.id).filter(|one| !one.endpoint.is_held());
         let is_same = pass.is_some() || now.is_some_and(|one| Arc::ptr_eq(one, &member));
         let pass = pass.or_else(|| match gate.try_pass(clock::now()) {
             Admission::Pass(pass) => Some(pass),
@@ -1175,37 +1171,37 @@ impl<'w> Stage<'w> {
         match (request.cut(shared, &outcomes, unsent).0, pass) {
             (Some(request), Some(pass)) => {
                 for job in &request.jobs {
-                    self.check_address(&job.message, customer);
+                    self.check_address(&job.message, endpoint);
                 }
-                self.begin_send((number, which), &customer.name, (request, pass));
+                self.begin_send((number, which), &endpoint.name, (request, pass));
             }
             (_, pass) => pass.iter().for_each(|pass| gate.return_pass(pass)),
         }
     }
 
-    fn check_address(&self, message: &Message, customer: &KnownEndpoint) {
+    fn check_address(&self, message: &Message, endpoint: &KnownEndpoint) {
         let tables = self.tables.borrow();
         // A new primary may use the sequence again.
         let row = tables.rows.get(&message.sequence.0);
         let row = row.filter(|row| row.id == number_of(message));
         let addressed = row.and_then(|row| row.registration);
-        if addressed.is_some_and(|one| one != customer.registration) {
+        if addressed.is_some_and(|one| one != endpoint.registration) {
             self.fall(Promise::Address, || {
-                let (sequence, name) = (message.sequence.0, &customer.name);
+                let (sequence, name) = (message.sequence.0, &endpoint.name);
                 format!("{sequence} is sent to another registration of the name {name}")
             });
         }
     }
 
     /// Notes that a message which names no destination goes to this one. A relay may not know yet that it is disabled.
-    fn note_addressee(&self, message: &Message, customer: &KnownEndpoint) {
+    fn note_addressee(&self, message: &Message, endpoint: &KnownEndpoint) {
         let tables = self.tables.borrow();
-        let living = tables.registered.get(&*customer.name);
-        let is_it = living.is_some_and(|one| one.enabled && one.id == customer.registration);
+        let living = tables.registered.get(&*endpoint.name);
+        let is_it = living.is_some_and(|one| one.enabled && one.id == endpoint.registration);
         if is_it && message.destination.is_empty() {
             let mut messages = self.messages.borrow_mut();
             let addressed = &mut messages[number_of(message)].addressed;
-            addressed.insert(customer.registration);
+            addressed.insert(endpoint.registration);
         }
     }
 
@@ -1224,10 +1220,10 @@ impl<'w> Stage<'w> {
                 of_run.push(job.message.sequence.0);
                 let of_endpoints = request.registered.as_ref();
                 if let Some((_, member)) = of_endpoints.filter(|_| self.is_strict()) {
-                    let (id, stamp) = (number_of(&job.message), member.customer.stamp);
+                    let (id, stamp) = (number_of(&job.message), member.endpoint.stamp);
                     self.check_tenant(id, stamp, name);
                     self.check_verified(id, stamp, name);
-                    self.note_addressee(&job.message, &member.customer);
+                    self.note_addressee(&job.message, &member.endpoint);
                 }
             }
             earlier.extend(run.each());
@@ -1535,8 +1531,8 @@ impl<'w> Stage<'w> {
             ended.for_each(|(lease, claim)| shared.custody.end_handling(lease, claim));
         }
         let member = registered.as_ref().map(|(_, member)| Arc::clone(member));
-        let of_customer = member.as_ref().map(|member| &member.bulkhead);
-        let bulkhead = of_customer.unwrap_or(&shared.bulkheads[number]);
+        let of_endpoint = member.as_ref().map(|member| &member.bulkhead);
+        let bulkhead = of_endpoint.unwrap_or(&shared.bulkheads[number]);
         if bulkhead.gate.record(&pass, telling) {
             shared.signals.doorbell.ring();
         }
@@ -1604,7 +1600,7 @@ impl<'w> Stage<'w> {
         }
         if let Some((turn, member)) = registered {
             let served = served.expect("a relay that knows endpoints");
-            served.sent(shared, member.customer.id, bulkhead);
+            served.sent(shared, member.endpoint.id, bulkhead);
             if self.broken != Some(Broken::LosesTurns) {
                 let most = bulkhead.limits.concurrency;
                 let sent = match self.broken {

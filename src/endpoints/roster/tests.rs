@@ -37,13 +37,13 @@ fn of_settings(config: &Config) -> Registry {
 }
 
 /// Registers an endpoint that relays can send to.
-fn register(registry: &mut Registry, bulkheads: &[Bulkhead], customer: KnownEndpoint) {
-    let customer = Arc::new(KnownEndpoint {
+fn register(registry: &mut Registry, bulkheads: &[Bulkhead], endpoint: KnownEndpoint) {
+    let endpoint = Arc::new(KnownEndpoint {
         limits: bulkheads.last().map(|one| one.limits.clone()),
-        ..customer
+        ..endpoint
     });
-    let name = Arc::clone(&customer.name);
-    registry.by_name.insert(name, customer);
+    let name = Arc::clone(&endpoint.name);
+    registry.by_name.insert(name, endpoint);
 }
 
 /// The job of a message that goes to `a`, to `a` and `b`, or nowhere.
@@ -113,11 +113,11 @@ fn of_two_destinations_of_one_name_each_gets_what_is_addressed_to_it() {
         if is_removed {
             registry.removed.insert("x".to_owned());
         } else {
-            let customer = KnownEndpoint {
+            let endpoint = KnownEndpoint {
                 registration: there,
                 ..KnownEndpoint::plain()
             };
-            register(&mut registry, &bulkheads, customer);
+            register(&mut registry, &bulkheads, endpoint);
         }
         registry.index();
         let mut one = claimed(1, "a", None);
@@ -217,11 +217,11 @@ fn a_message_of_an_undeclared_topic_without_a_subscriber_waits() {
         });
         registry.can_send = true;
         // Another tenant wants every topic.
-        let customer = KnownEndpoint {
+        let endpoint = KnownEndpoint {
             tenant_id: Some(Uuid::now_v7()),
             ..KnownEndpoint::plain()
         };
-        register(&mut registry, &bulkheads, customer);
+        register(&mut registry, &bulkheads, endpoint);
         registry.index();
         decided(
             &bulkheads,
@@ -271,21 +271,21 @@ fn a_message_for_a_removed_destination_is_dead_lettered_only_after_a_lookup() {
 #[test]
 fn a_message_for_a_destination_that_this_relay_does_not_serve_is_released() {
     let (bulkheads, ..) = Bulkhead::all(&Config::default(), Dispatchers::idle(&Config::default()));
-    let of_customer = |refused: Option<String>| {
+    let of_endpoint = |refused: Option<String>| {
         let mut registry = Registry::default();
-        let customer = KnownEndpoint {
+        let endpoint = KnownEndpoint {
             refused,
             ..KnownEndpoint::plain()
         };
-        register(&mut registry, &bulkheads, customer);
+        register(&mut registry, &bulkheads, endpoint);
         registry.index();
         let mut one = claimed(1, "a", None);
         one.message.destination = "x".to_owned();
         decided(&bulkheads, registry, Reading::Fresh, one)
     };
-    let served = of_customer(None);
+    let served = of_endpoint(None);
     assert!(served.unsent.is_none() && matches!(served.to, To::Member(_)));
-    let refused = of_customer(Some("no threads".to_owned()));
+    let refused = of_endpoint(Some("no threads".to_owned()));
     assert!(matches!(refused.unsent, Some(Verdict::Released)));
 }
 

@@ -127,8 +127,8 @@ impl Endpoints<'_> {
             return Err(ConfigError::new(key, "is none: there is nothing to verify").into());
         }
         let destination = row.destination(secrets)?;
-        let customers = EndpointClients::new(config.for_endpoints());
-        let verifier = customers.verifier(destination, row.tenant_id)?;
+        let clients = EndpointClients::new(config.for_endpoints());
+        let verifier = clients.verifier(destination, row.tenant_id)?;
         let seen = AsSeen {
             name,
             updated_at: row.updated_at,

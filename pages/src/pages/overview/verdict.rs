@@ -162,11 +162,11 @@ impl Verdict {
         let warnings = facts.warnings.clone();
         let remarks = facts.remarks();
         // Last: an operator can do the least about them, and they may be many.
-        let of_customers = facts.pauses_of(true);
+        let of_endpoints = facts.pauses_of(true);
         let mut verdict = facts.judge();
         verdict.reasons.extend(warnings);
         verdict.reasons.extend(remarks);
-        verdict.reasons.extend(of_customers);
+        verdict.reasons.extend(of_endpoints);
         verdict
     }
 
