@@ -33,7 +33,7 @@ use crate::engine::observe::observer::{Observer, Observers};
 use crate::event::Event;
 use crate::handlers::groups::HANDLERS;
 use crate::handlers::{
-    Context, HandlerError, Handlers, Pool, PooledContext, no_connection, of_url, pool_of,
+    ConnectionPool, Context, HandlerError, Handlers, PooledContext, no_connection, of_url, pool_of,
 };
 use crate::log;
 use crate::message::Message;
@@ -161,7 +161,7 @@ pub struct RelayBuilder {
     config: Config,
     dispatcher: Option<Arc<dyn Dispatcher>>,
     handlers: Vec<(String, Handlers)>,
-    connections: Option<Arc<Pool>>,
+    connections: Option<Arc<ConnectionPool>>,
     manager: Option<Arc<dyn Manager>>,
     observers: Observers,
     limit: Option<u64>,
@@ -395,12 +395,12 @@ impl RelayBuilder {
     /// below the handlers' time limit. Without a connection, a message waits and uses no attempt.
     ///
     /// ```no_run
-    /// use diesel::r2d2::{ConnectionManager, Pool};
+    /// use diesel::r2d2::{ConnectionManager, ConnectionPool};
     /// use diesel_outbox::Relay;
     /// use std::time::Duration;
     ///
     /// let manager = ConnectionManager::<diesel::PgConnection>::new("postgres://localhost/club");
-    /// let pool = Pool::builder().connection_timeout(Duration::from_secs(1)).build(manager)?;
+    /// let pool = ConnectionPool::builder().connection_timeout(Duration::from_secs(1)).build(manager)?;
     /// let relay = Relay::builder("postgres://localhost/club").connections(move || pool.get());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -38,7 +38,7 @@ pub(crate) use self::admin::Admin;
 pub use self::auth::Auth;
 #[cfg(feature = "http")]
 pub(crate) use self::auth::{
-    Algorithm, AuthKind, Client, ClientKey, Encoding, HeaderSignature, OAuth2, Part, Template,
+    Algorithm, AuthKind, AuthPart, Client, ClientKey, Encoding, HeaderSignature, OAuth2, Template,
 };
 pub use self::destination::{
     Breaker, Class, Classes, DeliveryPolicy, Mode, OnDead, Proxy, Rate, RequestBatch, Roots, Tls,
@@ -60,7 +60,7 @@ pub(crate) use crate::delivery::LONGEST_SEND;
 pub use crate::ledger_payload::LedgerPayload;
 pub(crate) use crate::route::{DEFAULT_DESTINATION, Route};
 
-use self::settings::{Place, unknown};
+use self::settings::{SettingPlace, unknown};
 use self::text::{content, shown_database, written};
 use crate::backoff::Backoff;
 use crate::name::{OutboxName, label_of};
@@ -271,7 +271,7 @@ impl Config {
     /// A [`ConfigError`] names the variable or the file.
     pub(crate) fn set_variable(&mut self, variable: &str, value: &str) -> Result<(), ConfigError> {
         let of_file = variable.strip_suffix("_FILE").and_then(Setting::of);
-        let Some(setting) = of_file.filter(|setting| setting.place == Place::OwnFile) else {
+        let Some(setting) = of_file.filter(|setting| setting.place == SettingPlace::OwnFile) else {
             return self.set(variable, value);
         };
         let content = content(value).map_err(ConfigError::at(variable))?;

@@ -27,15 +27,15 @@ struct All {
 }
 
 /// Ends a call.
-type End = Box<dyn Fn() + Send + Sync>;
+type EndCall = Box<dyn Fn() + Send + Sync>;
 
 /// Calls one after the other, each with a limit.
 pub(crate) struct Deadline {
-    calls: Mutex<Calls>,
-    end: End,
+    calls: Mutex<LimitedCalls>,
+    end: EndCall,
 }
 
-struct Calls {
+struct LimitedCalls {
     limit: Duration,
     /// When the present call began. `None`: there is none.
     began: Option<Instant>,
@@ -47,7 +47,7 @@ impl Deadline {
     /// For calls that may take so long. `end` ends the present call. It must not wait, and calls no logger.
     pub(crate) fn new(limit: Duration, end: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
         let deadline = Arc::new(Self {
-            calls: Mutex::new(Calls {
+            calls: Mutex::new(LimitedCalls {
                 limit,
                 began: None,
                 ended: None,
@@ -96,7 +96,7 @@ impl Deadline {
     fn look(&self, now: Instant) {
         // Held while the call is ended: the thread of the call cannot begin another meanwhile.
         let mut calls = lock(&self.calls);
-        let Calls { limit, began, .. } = *calls;
+        let LimitedCalls { limit, began, .. } = *calls;
         if began.is_some_and(|began| now.saturating_duration_since(began) >= limit) {
             calls.began = None;
             calls.ended = Some(limit);

@@ -54,7 +54,7 @@ use std::str::FromStr;
 use serde_json::Value;
 
 use self::decimal::Decimal;
-pub(crate) use self::matching::{Outcome, evaluate};
+pub(crate) use self::matching::{FilterOutcome, evaluate};
 
 /// The most bytes of a filter, as JSON without white space.
 pub(crate) const MAX_FILTER_BYTES: usize = 4096;
@@ -85,8 +85,8 @@ pub(crate) const BYTES_OF_A_STEP: usize = 16;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Filter {
     topic: Option<Leaf>,
-    headers: Vec<Field>,
-    fields: Vec<Field>,
+    headers: Vec<PatternField>,
+    fields: Vec<PatternField>,
     /// The places of all fields of the payload that the filter names.
     places: Vec<u64>,
 }
@@ -147,7 +147,7 @@ impl Error for FilterError {}
 
 /// A field of a pattern, and what its value must be.
 #[derive(Debug, Clone, PartialEq)]
-struct Field {
+struct PatternField {
     /// Of a header: in lower case.
     name: Box<[u8]>,
     /// See [`reading::place`].
@@ -157,7 +157,7 @@ struct Field {
 
 #[derive(Debug, Clone, PartialEq)]
 enum Wants {
-    Fields(Vec<Field>),
+    Fields(Vec<PatternField>),
     Leaf(Leaf),
 }
 

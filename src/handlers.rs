@@ -17,9 +17,9 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 
 pub use self::context::{Connection, Context, PooledContext};
-pub(crate) use self::context::{Connections, Pool, Pooled};
+pub(crate) use self::context::{ConnectionPool, Connections, Pooled};
 pub use self::error::HandlerError;
-pub(crate) use self::group::Group;
+pub(crate) use self::group::HandlerGroup;
 pub(crate) use self::pool::{no_connection, of_url, pool_of};
 
 use crate::backoff::Backoff;

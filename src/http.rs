@@ -41,9 +41,9 @@ use self::form::{Checked, Form, Request};
 pub(crate) use self::lines::close_idle;
 use self::lookups::{Lookup, system_lookup};
 use self::proxy::Via;
-use self::target::{Answer, Common, Target};
+use self::target::{Common, HttpAnswer, Target};
 use self::tokens::{Token, Tokens};
-pub(crate) use self::verification::Verifier;
+pub(crate) use self::verification::EndpointVerifier;
 use crate::config::{AuthKind, Config, ConfigError, Destination, Mode, OAuth2};
 use crate::dispatch::{CutKeys, Dispatcher, EndpointRefusal, Failure, Outcome, in_order};
 use crate::engine::serves::routes::{Routes, Way};
@@ -67,12 +67,12 @@ const USER_AGENT: &str = concat!("diesel-outbox/", env!("CARGO_PKG_VERSION"));
 #[derive(Debug)]
 pub struct HttpDispatcher {
     routes: Routes,
-    places: Vec<Place>,
+    places: Vec<HttpDestination>,
 }
 
 /// A destination, and the form of its requests.
 #[derive(Debug)]
-struct Place {
+struct HttpDestination {
     target: Target,
     form: Form,
     /// The tokens that the receiver asks for.
@@ -136,7 +136,7 @@ impl HttpDispatcher {
         tls::check_endpoints(config)?;
         Via::check_endpoints(config)?;
         let source = source(config);
-        let place = |destination| Place::new(destination, config, &source, &mut common);
+        let place = |destination| HttpDestination::new(destination, config, &source, &mut common);
         let destinations = config.all_destinations().into_iter();
         Ok(Self {
             routes: Routes::new(config),
@@ -233,7 +233,7 @@ impl EndpointClients {
         Ok(Arc::new(self.place(destination)?))
     }
 
-    fn place(&self, mut destination: Destination) -> Result<Place, EndpointRefusal> {
+    fn place(&self, mut destination: Destination) -> Result<HttpDestination, EndpointRefusal> {
         destination.tls = tls::of_endpoints(&self.config);
         if !self.can_send {
             let why = "this relay sends by the application's own dispatcher";
@@ -251,7 +251,7 @@ impl EndpointClients {
             bad.map_err(not_here)?;
         }
         let common = &mut lock(&self.common);
-        Place::new(destination, &self.config, &self.source, common).map_err(not_here)
+        HttpDestination::new(destination, &self.config, &self.source, common).map_err(not_here)
     }
 
     /// Whether the settings allow the scheme and the port of the URL.
@@ -325,7 +325,7 @@ impl Dispatcher for HttpDispatcher {
 }
 
 /// Sends every message to one destination: the relay has already routed the message.
-impl Dispatcher for Place {
+impl Dispatcher for HttpDestination {
     fn dispatch(&self, message: &Message) -> Outcome {
         self.send(message)
     }
@@ -337,7 +337,7 @@ impl Dispatcher for Place {
     }
 }
 
-impl Place {
+impl HttpDestination {
     /// Checks the settings of the destination. An error names the invalid setting.
     fn new(
         destination: Destination,
@@ -429,7 +429,7 @@ impl Place {
     fn answer<'m>(
         &self,
         build: impl Fn() -> Result<Request<'m>, Failure>,
-    ) -> Result<Answer, Outcome> {
+    ) -> Result<HttpAnswer, Outcome> {
         let began = Instant::now();
         match &self.tokens {
             None => self.target.post(began, build),
@@ -444,7 +444,7 @@ impl Place {
         tokens: &Tokens,
         began: Instant,
         build: impl Fn() -> Result<Request<'m>, Failure>,
-    ) -> Result<Answer, Outcome> {
+    ) -> Result<HttpAnswer, Outcome> {
         let post = |token: &Token| {
             self.target.post(began, || {
                 let mut request = build()?;

@@ -41,7 +41,7 @@ use std::time::Duration;
 use diesel::PgConnection;
 use diesel::result::{Error, QueryResult};
 
-use self::sql::{self as inbox, Forgetting};
+use self::sql::{self as inbox, ForgettingHandled};
 use crate::migrations::Direction;
 use crate::sql::check_transaction;
 use crate::sql::setup::migrate;
@@ -200,7 +200,7 @@ fn check(field: &'static str, value: &str) -> Result<(), BadKey> {
 /// Diesel's error if the database fails. Rows that were already removed stay removed, unless the caller has a
 /// transaction open.
 pub fn clean(conn: &mut PgConnection, age: Duration) -> QueryResult<usize> {
-    let mut old = Forgetting::new(inbox::TABLE.to_owned(), age);
+    let mut old = ForgettingHandled::new(inbox::TABLE.to_owned(), age);
     let mut removed = 0;
     loop {
         let rows = old.step(conn, CLEAN_BATCH)?;

@@ -59,7 +59,7 @@ impl Log for ByThread {
         let queue = QUEUE.with_borrow(Clone::clone);
         match queue {
             None => ::log::logger().log(record),
-            Some(queue) if self.enabled(record.metadata()) => queue.add(Line::of(record)),
+            Some(queue) if self.enabled(record.metadata()) => queue.add(LogLine::of(record)),
             Some(_) => {}
         }
     }
@@ -69,10 +69,10 @@ impl Log for ByThread {
 
 /// The lines of a relay on their way to the logger.
 #[derive(Clone)]
-pub(crate) struct Queue(Arc<Waiting>);
+pub(crate) struct Queue(Arc<WaitingLines>);
 
-struct Waiting {
-    lines: (Sender<Line>, Receiver<Line>),
+struct WaitingLines {
+    lines: (Sender<LogLine>, Receiver<LogLine>),
     /// The lines dropped since the last line that the logger got.
     dropped: AtomicU64,
     is_closed: AtomicBool,
@@ -90,7 +90,7 @@ impl Drop for Entered {
 
 impl Queue {
     pub(crate) fn new() -> Self {
-        Self(Arc::new(Waiting {
+        Self(Arc::new(WaitingLines {
             lines: bounded(MOST_LINES),
             dropped: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
@@ -103,8 +103,8 @@ impl Queue {
         Entered(QUEUE.replace(is_open.then(|| self.clone())))
     }
 
-    fn add(&self, line: Line) {
-        let Waiting { lines, dropped, .. } = &*self.0;
+    fn add(&self, line: LogLine) {
+        let WaitingLines { lines, dropped, .. } = &*self.0;
         let is_added = match dropped.load(Ordering::Relaxed) {
             0 => lines.0.send_timeout(line, PATIENCE).is_ok(),
             _ => lines.0.try_send(line).is_ok(),
@@ -116,7 +116,7 @@ impl Queue {
 
     /// Passes lines to the logger until `open` is disconnected and no line is left.
     pub(crate) fn pass_on(&self, open: &Receiver<()>) {
-        let Waiting { lines, dropped, .. } = &*self.0;
+        let WaitingLines { lines, dropped, .. } = &*self.0;
         loop {
             select! {
                 recv(lines.1) -> line => {
@@ -131,7 +131,7 @@ impl Queue {
                 ::log::warn!(event = "log_dropped", lines = count; "dropped {count} lines of the log: the application's logger is too slow");
             }
         }
-        lines.1.try_iter().for_each(Line::pass_on);
+        lines.1.try_iter().for_each(LogLine::pass_on);
     }
 
     /// Later lines go to the logger directly.
@@ -141,7 +141,7 @@ impl Queue {
 }
 
 /// What a line says, apart from the thread that has said it.
-struct Line {
+struct LogLine {
     level: Level,
     target: String,
     module: Option<&'static str>,
@@ -151,7 +151,7 @@ struct Line {
     pairs: Pairs,
 }
 
-impl Line {
+impl LogLine {
     fn of(record: &Record<'_>) -> Self {
         let mut pairs = Pairs(Vec::new());
         // The visitor never fails.
@@ -278,8 +278,8 @@ mod tests {
         }
     }
 
-    fn line(text: &str) -> Line {
-        Line::of(&Record::builder().args(format_args!("{text}")).build())
+    fn line(text: &str) -> LogLine {
+        LogLine::of(&Record::builder().args(format_args!("{text}")).build())
     }
 
     #[test]
@@ -305,7 +305,7 @@ mod tests {
             ("is_last", Value::from(true)),
             ("seconds", Value::from(0.5)),
         ];
-        let line = Line::of(
+        let line = LogLine::of(
             &Record::builder()
                 .level(Level::Warn)
                 .target("a target")

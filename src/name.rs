@@ -37,12 +37,12 @@ pub struct OutboxName {
     schema: Option<String>,
     table: String,
     /// What a connection has found. Used only in SQL.
-    found: Option<Found>,
+    found: Option<FoundOutbox>,
 }
 
 /// An outbox as a connection has found it.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Found {
+struct FoundOutbox {
     /// The schema, by the search path.
     schema: String,
     endpoints: HasEndpoints,
@@ -154,7 +154,7 @@ impl OutboxName {
             false => OnceLock::new(),
         };
         Self {
-            found: Some(Found {
+            found: Some(FoundOutbox {
                 schema: schema.to_owned(),
                 endpoints: HasEndpoints(Arc::new(endpoints)),
             }),
@@ -164,7 +164,7 @@ impl OutboxName {
 
     /// Whether the outbox has the tables of endpoints. A name that no connection has looked for counts as having them.
     pub(crate) fn has_endpoints(&self) -> bool {
-        let is_there = |found: &Found| found.endpoints.0.get().is_some();
+        let is_there = |found: &FoundOutbox| found.endpoints.0.get().is_some();
         self.found.as_ref().is_none_or(is_there)
     }
 

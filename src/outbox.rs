@@ -11,8 +11,8 @@ use diesel::connection::LoadConnection;
 use diesel::pg::Pg;
 use uuid::Uuid;
 
-use self::bulk::Bulk;
-use self::sql::enqueue::{NewRow, Stored, insert_or_find};
+use self::bulk::PendingBulk;
+use self::sql::enqueue::{NewRow, StoredMessage, insert_or_find};
 use self::sql::insert::Insert;
 use crate::aggregate::Aggregate;
 use crate::error::EnqueueError;
@@ -474,7 +474,7 @@ impl Outbox {
     ) -> Result<u64, EnqueueError> {
         self.check_in_transaction(conn)?;
         let (new, enqueues) = transaction(conn, |conn| {
-            let mut bulk = Bulk::new(&self.name);
+            let mut bulk = PendingBulk::new(&self.name);
             for (index, message) in (0..).zip(messages) {
                 let message = message.into_message().and_then(|message| {
                     let message = self.traced(message);
@@ -510,7 +510,7 @@ fn insert_each(
         .collect()
 }
 
-fn outcome(row: &NewRow, stored: Stored) -> Result<Enqueued, EnqueueError> {
+fn outcome(row: &NewRow, stored: StoredMessage) -> Result<Enqueued, EnqueueError> {
     let sequence = Sequence(stored.sequence);
     if !stored.is_same {
         return Err(EnqueueError::Conflict {

@@ -37,16 +37,16 @@ impl EndpointClients {
         &self,
         destination: Destination,
         _: Option<Uuid>,
-    ) -> Result<Verifier, EndpointRefusal> {
+    ) -> Result<EndpointVerifier, EndpointRefusal> {
         self.dispatcher(destination).map(|_| unreachable!())
     }
 }
 
 /// There is none.
 #[derive(Debug)]
-pub(crate) enum Verifier {}
+pub(crate) enum EndpointVerifier {}
 
-impl Verifier {
+impl EndpointVerifier {
     pub(crate) fn timeout(&self) -> Duration {
         match *self {}
     }

@@ -18,7 +18,7 @@ use crate::engine::observe::observer::Observers;
 use crate::engine::send::bulkhead::Bulkhead;
 use crate::engine::serves::routes::{Routes, Serves};
 use crate::handlers::groups::add_groups;
-use crate::handlers::{Connections, Group, HandlerError, Pooled, inbox_of};
+use crate::handlers::{Connections, HandlerError, HandlerGroup, Pooled, inbox_of};
 use crate::http::{HttpDispatcher, close_idle};
 use crate::inbox::cleaning;
 use crate::metrics::POOL_IN_USE;
@@ -83,7 +83,13 @@ impl RelayBuilder {
             let inbox = inbox_of(&config.table, &name);
             let timeout = handlers.policy.timeout.unwrap_or(config.send_timeout);
             let connections = connections.clone();
-            Arc::new(Group::new(&name, inbox, timeout, handlers, connections))
+            Arc::new(HandlerGroup::new(
+                &name,
+                inbox,
+                timeout,
+                handlers,
+                connections,
+            ))
         });
         Ok(CheckedSettings {
             dispatchers: Dispatchers {

@@ -11,7 +11,7 @@ use crate::engine::send::bulkhead::{Bulkhead, REST, Serves};
 use crate::engine::send::gate::Gate;
 use crate::engine::send::job::Job;
 use crate::engine::send::limits::Limits;
-use crate::handlers::Group;
+use crate::handlers::HandlerGroup;
 use crate::http::EndpointClients;
 
 /// The name of the bulkhead of all endpoints, in metrics and health. No destination can have this name.
@@ -22,7 +22,7 @@ pub(crate) struct Dispatchers {
     /// For the destinations with a URL, in the order of the settings.
     pub(crate) urls: Vec<Arc<dyn Dispatcher>>,
     /// For the destinations inside the process, in the order of the settings.
-    pub(crate) groups: Vec<Arc<Group>>,
+    pub(crate) groups: Vec<Arc<HandlerGroup>>,
     /// The application's own dispatcher, for messages that no other destination serves.
     pub(crate) rest: Option<Arc<dyn Dispatcher>>,
     /// For endpoints.

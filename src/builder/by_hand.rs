@@ -69,7 +69,7 @@ fn in_savepoint(
 const LEASE: Duration = Duration::from_secs(24 * 3600);
 
 /// The result of one message.
-pub(crate) struct Ended {
+pub(crate) struct EndedMessage {
     pub(crate) message: Message,
     pub(crate) status: Status,
     /// The reason why the message was not delivered.
@@ -78,7 +78,7 @@ pub(crate) struct Ended {
 
 /// What one pass over the due messages has done.
 pub(crate) struct Processed {
-    pub(crate) ended: Vec<Ended>,
+    pub(crate) ended: Vec<EndedMessage>,
     /// The due messages that were not processed, and why each waits.
     pub(crate) waiting: Vec<(MessageRecord, WaitReason)>,
 }
@@ -133,7 +133,7 @@ impl ByHand {
         })
     }
 
-    fn take_each(&self, conn: &mut PgConnection, lease: LeaseId) -> QueryResult<Vec<Ended>> {
+    fn take_each(&self, conn: &mut PgConnection, lease: LeaseId) -> QueryResult<Vec<EndedMessage>> {
         let name = &self.settings.table;
         let mut ended = Vec::new();
         let mut seen = Vec::new();
@@ -173,7 +173,7 @@ impl ByHand {
                 false => settlement.in_conflict(),
             };
             if let Some(failure) = unrouted {
-                ended.push(Ended {
+                ended.push(EndedMessage {
                     message: *settlement.message,
                     status: Status::Pending,
                     failure: Some(failure),
@@ -181,7 +181,7 @@ impl ByHand {
             } else if let Some(settled) = settlement.told(&self.bulkheads) {
                 let message = &settlement.message;
                 self.observers.tell(message, |one| one.settled(&settled));
-                ended.push(Ended {
+                ended.push(EndedMessage {
                     message: Message::clone(message),
                     status: settled.status,
                     failure: settlement.failure().cloned(),

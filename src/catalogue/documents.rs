@@ -20,7 +20,7 @@ pub(super) fn asyncapi(events: &[EventType], title: &str, version: &str) -> Valu
     for (topic, versions) in by_topic(&named) {
         let channel = &versions[0].id;
         let refers = |to: &str| json!({ "$ref": to });
-        let of_channel = |one: &&Named<'_>| {
+        let of_channel = |one: &&NamedEvent<'_>| {
             let message = refers(&format!("#/components/messages/{}", one.id));
             (one.id.clone(), message)
         };
@@ -32,7 +32,7 @@ pub(super) fn asyncapi(events: &[EventType], title: &str, version: &str) -> Valu
             }),
         );
         let of_operation =
-            |one: &&Named<'_>| refers(&format!("#/channels/{channel}/messages/{}", one.id));
+            |one: &&NamedEvent<'_>| refers(&format!("#/channels/{channel}/messages/{}", one.id));
         operations.insert(
             format!("send.{channel}"),
             json!({
@@ -78,7 +78,8 @@ pub(super) fn openapi(events: &[EventType], title: &str, version: &str) -> Value
                 json!({ "oneOf": several.iter().map(|one| envelope(one)).collect::<Vec<_>>() })
             }
         };
-        let example = |one: &&Named<'_>| (one.id.clone(), json!({ "value": example(one.event) }));
+        let example =
+            |one: &&NamedEvent<'_>| (one.id.clone(), json!({ "value": example(one.event) }));
         let post = json!({
             "operationId": first.id,
             "summary": topic,
@@ -136,13 +137,13 @@ const PARAMETERS: [(&str, &str); 3] = [
 ];
 
 /// An event with the name of its components.
-struct Named<'a> {
+struct NamedEvent<'a> {
     id: String,
     event: &'a EventType,
 }
 
 /// Components have names of letters, digits, `.`, `-` and `_`, each once.
-fn named(events: &[EventType]) -> Vec<Named<'_>> {
+fn named(events: &[EventType]) -> Vec<NamedEvent<'_>> {
     let mut ids = BTreeSet::new();
     let mut name = |event: &EventType| {
         let id = match event.version {
@@ -152,7 +153,7 @@ fn named(events: &[EventType]) -> Vec<Named<'_>> {
         unused(&mut ids, id)
     };
     (events.iter())
-        .map(|event| Named {
+        .map(|event| NamedEvent {
             id: name(event),
             event,
         })
@@ -173,8 +174,8 @@ fn unused(used: &mut BTreeSet<String>, id: String) -> String {
     candidate
 }
 
-fn by_topic<'a>(named: &'a [Named<'a>]) -> BTreeMap<&'a str, Vec<&'a Named<'a>>> {
-    let mut topics: BTreeMap<&str, Vec<&Named<'_>>> = BTreeMap::new();
+fn by_topic<'a>(named: &'a [NamedEvent<'a>]) -> BTreeMap<&'a str, Vec<&'a NamedEvent<'a>>> {
+    let mut topics: BTreeMap<&str, Vec<&NamedEvent<'_>>> = BTreeMap::new();
     for one in named {
         topics.entry(&one.event.topic).or_default().push(one);
     }
@@ -182,9 +183,9 @@ fn by_topic<'a>(named: &'a [Named<'a>]) -> BTreeMap<&'a str, Vec<&'a Named<'a>>>
 }
 
 /// The schemas of the payloads, and of what they refer to.
-fn schemas(named: &[Named<'_>]) -> Map<String, Value> {
+fn schemas(named: &[NamedEvent<'_>]) -> Map<String, Value> {
     let mut all = Map::new();
-    for Named { id, event } in named {
+    for NamedEvent { id, event } in named {
         let mut schema = event.schema.clone();
         let parts = match &mut schema {
             Value::Object(schema) => {
@@ -227,7 +228,7 @@ fn rename(schema: &mut Value, id: &str) {
 }
 
 /// The schema of a CloudEvent with this payload.
-fn envelope(one: &Named<'_>) -> Value {
+fn envelope(one: &NamedEvent<'_>) -> Value {
     let mut properties = json!({
         "specversion": { "const": "1.0" },
         "id": { "type": "string", "format": "uuid" },

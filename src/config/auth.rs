@@ -157,10 +157,10 @@ words! {
 
 /// Text with placeholders, such as `{timestamp}.{body}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Template(pub(crate) Vec<Part>);
+pub(crate) struct Template(pub(crate) Vec<AuthPart>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum AuthPart {
     Text(String),
     Id,
     Timestamp,
@@ -170,7 +170,7 @@ pub(crate) enum Part {
 
 impl Template {
     /// Reads a template that may have these placeholders, and must have the last of them.
-    fn parse(text: &str, allowed: &[(&str, Part)]) -> Result<Self, String> {
+    fn parse(text: &str, allowed: &[(&str, AuthPart)]) -> Result<Self, String> {
         let mut parts = Vec::new();
         let mut rest = text;
         while let Some((before, after)) = rest.split_once('{') {
@@ -188,11 +188,11 @@ impl Template {
                     names.join(", ")
                 ));
             };
-            parts.extend((!before.is_empty()).then(|| Part::Text(before.to_owned())));
+            parts.extend((!before.is_empty()).then(|| AuthPart::Text(before.to_owned())));
             parts.push(part);
             rest = after;
         }
-        parts.extend((!rest.is_empty()).then(|| Part::Text(rest.to_owned())));
+        parts.extend((!rest.is_empty()).then(|| AuthPart::Text(rest.to_owned())));
         match allowed.last() {
             Some((name, part)) if !parts.contains(part) => Err(format!("must contain {{{name}}}")),
             _ => Ok(Self(parts)),
@@ -369,14 +369,14 @@ impl HeaderSignature {
         let encoding =
             section.take("encoding", parsed("expected hex or base64", Encoding::read))?;
         let of_value = [
-            ("timestamp", Part::Timestamp),
-            ("id", Part::Id),
-            ("signature", Part::Signature),
+            ("timestamp", AuthPart::Timestamp),
+            ("id", AuthPart::Id),
+            ("signature", AuthPart::Signature),
         ];
         let of_content = [
-            ("timestamp", Part::Timestamp),
-            ("id", Part::Id),
-            ("body", Part::Body),
+            ("timestamp", AuthPart::Timestamp),
+            ("id", AuthPart::Id),
+            ("body", AuthPart::Body),
         ];
         let prefix = section.take("prefix", text)?;
         let value = section.take("value", text)?;

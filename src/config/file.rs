@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use self::values::{content, list, switch};
 use super::section::{Section, both, unknown_key};
-use super::settings::{Kind, Place};
+use super::settings::{SettingKind, SettingPlace};
 use super::text::within;
 use super::values::{count, text, unshown, wrong_type};
 use super::{Config, ConfigError, Route, SETTINGS, Setting};
@@ -161,7 +161,7 @@ fn routes(value: Value, config: &mut Config) -> Result<(), ConfigError> {
 /// Reads one of [`SETTINGS`], directly or from the file with its value.
 fn setting(key: &str, value: Value, config: &mut Config) -> Result<(), ConfigError> {
     let of_file = key.strip_suffix("_file").and_then(setting_of);
-    if let Some(setting) = of_file.filter(|setting| setting.place == Place::OwnFile) {
+    if let Some(setting) = of_file.filter(|setting| setting.place == SettingPlace::OwnFile) {
         return set(config, setting, key, &content(key, value)?);
     }
     let Some(setting) = setting_of(key) else {
@@ -171,7 +171,7 @@ fn setting(key: &str, value: Value, config: &mut Config) -> Result<(), ConfigErr
         let known: Vec<&str> = known.iter().map(String::as_str).collect();
         return Err(unknown_key("", key, word, &known));
     };
-    if setting.place == Place::NoFile {
+    if setting.place == SettingPlace::NoFile {
         return Err(ConfigError::new(
             key,
             "only allowed outside of the file: a file cannot name another outbox.toml",
@@ -179,15 +179,15 @@ fn setting(key: &str, value: Value, config: &mut Config) -> Result<(), ConfigErr
     }
     match (setting.kind, value) {
         (_, Value::String(text)) => set(config, setting, key, &text)?,
-        (Kind::Switch(field), value) => *field(config) = switch(key, value)?,
-        (Kind::SwitchOr(..), Value::Bool(is)) => set(config, setting, key, &is.to_string())?,
-        (Kind::Count(range, _, set), value) => {
+        (SettingKind::Switch(field), value) => *field(config) = switch(key, value)?,
+        (SettingKind::SwitchOr(..), Value::Bool(is)) => set(config, setting, key, &is.to_string())?,
+        (SettingKind::Count(range, _, set), value) => {
             let number: i64 = count(key, value)?;
             let number = within(number, Some(number), range);
             set(config, number.map_err(ConfigError::at(key))?);
         }
-        (Kind::Words(..), value) => set(config, setting, key, &list(key, value)?.join(" "))?,
-        (Kind::Time(..) | Kind::Text(..) | Kind::SwitchOr(..), other) => {
+        (SettingKind::Words(..), value) => set(config, setting, key, &list(key, value)?.join(" "))?,
+        (SettingKind::Time(..) | SettingKind::Text(..) | SettingKind::SwitchOr(..), other) => {
             return Err(wrong_type(key, &other, "text"));
         }
     }
@@ -217,7 +217,7 @@ fn setting_of(key: &str) -> Option<&'static Setting> {
 fn keys() -> Vec<String> {
     let settings = SETTINGS
         .iter()
-        .filter(|setting| setting.place != Place::NoFile);
+        .filter(|setting| setting.place != SettingPlace::NoFile);
     let of_files = Setting::in_own_files().map(|setting| format!("{}_file", key_of(setting)));
     let tables = [DESTINATIONS, ROUTES].map(str::to_owned);
     settings.map(key_of).chain(of_files).chain(tables).collect()

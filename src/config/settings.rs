@@ -5,8 +5,8 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use self::Kind::{Count, Switch, SwitchOr, Text, Time, Words};
-use self::Place::{NoFile, OwnFile};
+use self::SettingKind::{Count, Switch, SwitchOr, Text, Time, Words};
+use self::SettingPlace::{NoFile, OwnFile};
 use super::destination::{MOST, MOST_SENDERS, Mode, OnDead, Proxy, Roots, Verification};
 use super::secret::secrets;
 use super::secret_keys::secret_keys;
@@ -29,15 +29,15 @@ pub struct Setting {
     pub default: &'static str,
     /// What the setting does, in one line.
     pub summary: &'static str,
-    pub(super) kind: Kind,
-    pub(super) place: Place,
+    pub(super) kind: SettingKind,
+    pub(super) place: SettingPlace,
     /// The method that sets the value in code, unless that is a field of [`Config`].
     in_code: Option<&'static str>,
 }
 
 /// The values that a setting takes, and how [`Config`] stores them.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Kind {
+pub(super) enum SettingKind {
     /// `true` or `false`.
     Switch(fn(&mut Config) -> &mut bool),
     /// A whole number in this range.
@@ -54,7 +54,7 @@ pub(super) enum Kind {
 
 /// Where a setting may be given, in addition to a flag and the environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum SettingPlace {
     /// In `outbox.toml`.
     File,
     /// In `outbox.toml`, or alone in a file: `DATABASE_URL_FILE` names the file with the value of `DATABASE_URL`.
@@ -66,7 +66,7 @@ pub(super) enum Place {
 const fn setting(
     variable: &'static str,
     default: &'static str,
-    kind: Kind,
+    kind: SettingKind,
     summary: &'static str,
 ) -> Setting {
     Setting {
@@ -74,12 +74,12 @@ const fn setting(
         default,
         summary,
         kind,
-        place: Place::File,
+        place: SettingPlace::File,
         in_code: None,
     }
 }
 
-/// A field of [`Config`], and the [`Kind`] that sets it.
+/// A field of [`Config`], and the [`SettingKind`] that sets it.
 macro_rules! field {
     ($($field:ident).+: Switch) => {
         Switch(|config| &mut config.$($field).+)
@@ -99,7 +99,7 @@ macro_rules! field {
 }
 
 impl Setting {
-    const fn at(mut self, place: Place) -> Self {
+    const fn at(mut self, place: SettingPlace) -> Self {
         self.place = place;
         self
     }

@@ -126,7 +126,7 @@ fn the_reference_lists_every_setting_with_its_default() {
         assert!(page.contains(&row), "docs/settings.md has no row {row}");
         let of_file = format!("; or {}_FILE", setting.variable);
         let names_file = setting.summary.ends_with(&of_file);
-        assert_eq!(names_file, setting.place == Place::OwnFile, "{row}");
+        assert_eq!(names_file, setting.place == SettingPlace::OwnFile, "{row}");
     }
 }
 

@@ -99,8 +99,8 @@ impl Findings {
 pub fn diagnose(conn: &mut PgConnection, config: &Config) -> Result<Vec<Finding>, DatabaseError> {
     super::migrations::check_schema(conn, &config.table)?;
     let mut findings = Vec::new();
-    type Check = fn(&mut PgConnection, &Config) -> QueryResult<Vec<Finding>>;
-    let checks: [(&'static str, Check); 17] = [
+    type DiagnosisCheck = fn(&mut PgConnection, &Config) -> QueryResult<Vec<Finding>>;
+    let checks: [(&'static str, DiagnosisCheck); 17] = [
         ("drift", schema::drift),
         ("indexes", schema::indexes),
         ("vacuum", health::vacuum),

@@ -9,8 +9,8 @@ use secrecy::{ExposeSecret, SecretString};
 use uuid::Uuid;
 
 use super::endpoint::Endpoint;
-use super::sealed::{Opened, Place, Stored, open_all, open_auth, seal};
-use super::sql::rows::{self as store, EndpointFilter, Secrets, Which};
+use super::sealed::{Opened, SecretRow, StoredSecret, open_all, open_auth, seal};
+use super::sql::rows::{self as store, EndpointFilter, Secrets, WhichEndpoint};
 #[cfg(feature = "http")]
 use crate::config::Config;
 use crate::config::{Auth, ConfigError, PolicyOption, SecretKeys, SigningSecret};
@@ -215,9 +215,9 @@ impl<'a> Endpoints<'a> {
         Self { tenant, ..self }
     }
 
-    pub(crate) fn which<'n>(&self, name: &'n str) -> Which<'n> {
+    pub(crate) fn which<'n>(&self, name: &'n str) -> WhichEndpoint<'n> {
         let tenant = self.tenant;
-        Which { name, tenant }
+        WhichEndpoint { name, tenant }
     }
 
     /// Runs `work` on an outbox that has endpoints, as [`pinned`] does.
@@ -742,13 +742,14 @@ impl<'a> Endpoints<'a> {
                         let stored: Vec<_> =
                             stored.chain(auth.as_ref().map(|one| one.stored)).collect();
                         let has = |one| stored.contains(&one);
-                        let count = match (has(Stored::Plain), has(Stored::ByOlderKey)) {
+                        let count = match (has(StoredSecret::Plain), has(StoredSecret::ByOlderKey))
+                        {
                             _ if stored.is_empty() => break,
                             (true, _) => &mut found.plain,
                             (false, true) => &mut found.older,
                             (false, false) => &mut found.newest,
                         };
-                        let is_newest = !has(Stored::Plain) && !has(Stored::ByOlderKey);
+                        let is_newest = !has(StoredSecret::Plain) && !has(StoredSecret::ByOlderKey);
                         if is_newest || old(conn, outbox, &one, (secrets, auth))? {
                             *count += 1;
                             break;
@@ -756,7 +757,7 @@ impl<'a> Endpoints<'a> {
                         row = store::secrets(
                             conn,
                             outbox,
-                            Which {
+                            WhichEndpoint {
                                 name: &one.name,
                                 tenant: None,
                             },
@@ -798,8 +799,8 @@ impl<'a> Endpoints<'a> {
         Ok((secrets, auth.transpose()?))
     }
 
-    fn place<'p>(&'p self, destination: &'p str) -> Place<'p> {
-        Place {
+    fn place<'p>(&'p self, destination: &'p str) -> SecretRow<'p> {
+        SecretRow {
             outbox: self.name,
             destination,
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::roster::Registry;
 use super::serving::{Changes, Failing};
-use super::sql::failing::{self, Failures};
+use super::sql::failing::{self, RowFailures};
 use super::sql::own;
 use super::sql::registrations::{self, ReadTo};
 use super::sql::removed;
@@ -56,7 +56,7 @@ pub(crate) trait Rows {
         &mut self,
         seen: AsSeen<'_>,
         failed: Option<(Duration, ReasonCode)>,
-    ) -> Answer<Tried<Failures>>;
+    ) -> Answer<Tried<RowFailures>>;
 
     /// Tells other relays which endpoints this one refuses, as JSON.
     fn publish_refusals(&mut self, lease: LeaseId, refuses: Option<String>) -> Answer<()>;
@@ -173,11 +173,11 @@ impl Rows for Session {
         &mut self,
         seen: AsSeen<'_>,
         failed: Option<(Duration, ReasonCode)>,
-    ) -> Answer<Tried<Failures>> {
+    ) -> Answer<Tried<RowFailures>> {
         let own_events = self.witness.is_some();
         self.run_without_waiting(|conn, name| {
             let Some(recorded) = failing::record(conn, name, seen, failed)? else {
-                return Ok(Failures::default());
+                return Ok(RowFailures::default());
             };
             if let (Some(turned), true) = (recorded.turn, own_events) {
                 own::tell_failing(conn, name, seen.name, turned)?;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::sql::failing::{FAILING_AFTER, Failures};
+use super::sql::failing::{FAILING_AFTER, RowFailures};
 use crate::clock;
 use crate::dispatch::{Failure, Outcome, Pause};
 use crate::engine::send::breaker::{Sign, sign};
@@ -116,7 +116,7 @@ struct Failing {
     /// The first failure since the last success, at this relay.
     since: Option<Instant>,
     /// What the row said at this time.
-    row: Failures,
+    row: RowFailures,
     read_at: Instant,
     recovered: Option<Instant>,
     news: Option<RowNews>,
@@ -129,7 +129,7 @@ impl Failing {
             answers,
             disable_after,
             since: None,
-            row: Failures::default(),
+            row: RowFailures::default(),
             recovered: None,
             news: None,
         }
@@ -192,7 +192,7 @@ impl Failing {
     }
 
     /// Learns what the row said at this time.
-    fn learn(&mut self, row: Failures, read_at: Instant) {
+    fn learn(&mut self, row: RowFailures, read_at: Instant) {
         if row.lasts.is_none() && self.row.lasts.is_some() {
             // Another relay's success counts as one of this relay.
             (self.since, self.recovered) = (None, Some(read_at));
@@ -237,7 +237,7 @@ impl Follower {
     }
 
     /// Learns what the row said at this time.
-    pub(super) fn learn_row(&self, row: Failures, read_at: Instant) {
+    pub(super) fn learn_row(&self, row: RowFailures, read_at: Instant) {
         self.change(|failing| failing.learn(row, read_at));
     }
 }
@@ -265,7 +265,7 @@ impl Learner for Follower {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sql::failing::Turn;
+    use super::super::sql::failing::EpisodeTurn;
     use super::*;
     use crate::dispatch::Response;
 
@@ -293,8 +293,8 @@ mod tests {
     }
 
     /// What the row of an endpoint says that has failed for this time.
-    fn failed_for(time: Duration) -> Failures {
-        Failures::default().after(Some(time))
+    fn failed_for(time: Duration) -> RowFailures {
+        RowFailures::default().after(Some(time))
     }
 
     fn unreached() -> Outcome {
@@ -375,7 +375,7 @@ mod tests {
             Some(RowNews::Works),
             "it was not written yet"
         );
-        one.learn(Failures::default(), now + 3 * second);
+        one.learn(RowFailures::default(), now + 3 * second);
         one.record(&delivered(), now + 4 * second);
         assert_eq!(one.news, None);
         // An endpoint that fails now and then.
@@ -390,7 +390,7 @@ mod tests {
     fn a_failure_soon_after_a_recovery_is_written_without_another_send() {
         let (mut one, now) = failing();
         one.learn(failed_for(Duration::ZERO), now);
-        one.learn(Failures::default(), now);
+        one.learn(RowFailures::default(), now);
         let failed_at = now + Duration::from_secs(5);
         one.record(&failed(ReasonCode::ServerError, Some(500)), failed_at);
         assert_eq!(one.take(failed_at), None);
@@ -409,7 +409,7 @@ mod tests {
         one.learn(failed_for(Duration::ZERO), now);
         one.record(&fails, now + AFTER / 2);
         one.news = None;
-        one.learn(Failures::default(), now + AFTER / 2);
+        one.learn(RowFailures::default(), now + AFTER / 2);
         one.record(&fails, now + AFTER);
         assert_ne!(one.news, Some(RowNews::HasFailedLong(AFTER)));
         // As another relay has written, before this relay was started.
@@ -447,8 +447,8 @@ mod tests {
     }
 
     impl Row {
-        fn read(&self, now: Instant) -> Failures {
-            Failures {
+        fn read(&self, now: Instant) -> RowFailures {
+            RowFailures {
                 lasts: self.since.map(|since| now.saturating_duration_since(since)),
                 is_failing: self.is_failing && !self.forgets,
             }
@@ -474,8 +474,8 @@ mod tests {
             self.is_failing = after.is_failing;
             self.events
                 .extend(before.turn_to(after).map(|turn| match turn {
-                    Turn::Fails => "failing",
-                    Turn::Works => "recovered",
+                    EpisodeTurn::Fails => "failing",
+                    EpisodeTurn::Works => "recovered",
                 }));
         }
     }

@@ -11,14 +11,14 @@ use std::time::Duration;
 pub(super) struct Fair<K, T> {
     shares: HashMap<K, Share<T>>,
     /// Those who wait, in the order of their turns.
-    waiting: BTreeSet<(Place, K)>,
+    waiting: BTreeSet<(FairPlace, K)>,
     /// The time that the one with the last turn had used before.
     used: Duration,
     turns: u64,
 }
 
 /// The used time after the next turn, and the number of the last turn.
-type Place = (Duration, u64);
+type FairPlace = (Duration, u64);
 
 struct Share<T> {
     used: Duration,
@@ -28,7 +28,7 @@ struct Share<T> {
 }
 
 impl<T> Share<T> {
-    fn place(&self) -> Option<Place> {
+    fn place(&self) -> Option<FairPlace> {
         let (_, expected) = self.queue.front()?;
         Some((self.used + *expected, self.last_turn))
     }

@@ -20,10 +20,10 @@ const MOST_TROUBLES: usize = 1000;
 
 /// The filters that were given up lately, for health and the log.
 #[derive(Debug, Default)]
-pub(crate) struct Troubles(Mutex<HashMap<String, Trouble>>);
+pub(crate) struct Troubles(Mutex<HashMap<String, FilterTrouble>>);
 
 #[derive(Debug)]
-struct Trouble {
+struct FilterTrouble {
     since: Instant,
     last: Instant,
     told: Option<Instant>,
@@ -31,7 +31,7 @@ struct Trouble {
     message_id: Uuid,
 }
 
-impl Trouble {
+impl FilterTrouble {
     fn since(now: Instant) -> Self {
         Self {
             since: now,
@@ -59,7 +59,7 @@ impl Troubles {
             return None;
         }
         if !troubles.contains_key(name) {
-            troubles.insert(name.to_owned(), Trouble::since(now));
+            troubles.insert(name.to_owned(), FilterTrouble::since(now));
         }
         let one = troubles.get_mut(name)?;
         (one.last, one.message_id) = (now, message_id);

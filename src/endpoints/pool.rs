@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::select;
 
 use super::serving::{ServedEndpoint, ServedEndpoints};
-use super::turns::Next;
+use super::turns::NextWork;
 use crate::clock;
 use crate::engine::host::shared::Shared;
 use crate::engine::observe::metrics::Dispatches;
@@ -50,7 +50,7 @@ pub(super) fn run(
             let has_ready = turns.has_ready();
             drop(turns);
             while started < look.threads.min(most) {
-                let worker = Worker {
+                let worker = PoolThread {
                     served,
                     shared,
                     all,
@@ -93,7 +93,7 @@ fn until(at: Instant) -> Duration {
 
 impl ServedEndpoints {
     /// The next step of a thread of the pool. Wakes another thread if more work is ready.
-    pub(crate) fn next_turn(&self, shared: &Shared, all: &Bulkhead) -> Next {
+    pub(crate) fn next_turn(&self, shared: &Shared, all: &Bulkhead) -> NextWork {
         let now = clock::now();
         let pool = self.pool();
         let mut turns = self.turns();
@@ -106,8 +106,8 @@ impl ServedEndpoints {
             admission.flatten().unwrap_or(Admission::Closed)
         });
         // While this thread sends, another thread waits for the endpoints that wait for a time.
-        let is_send = matches!(next, Next::Send(..));
-        let is_first = matches!(&next, Next::Send(_, _, send) if turns.is_first(send));
+        let is_send = matches!(next, NextWork::Send(..));
+        let is_first = matches!(&next, NextWork::Send(_, _, send) if turns.is_first(send));
         let has_more = turns.has_ready() || is_send && turns.has_later();
         let is_room = turns.waiting_of_quick() <= all.prefetch();
         drop(turns);
@@ -138,7 +138,7 @@ impl ServedEndpoints {
 }
 
 /// One thread of the pool.
-struct Worker<'a> {
+struct PoolThread<'a> {
     served: &'a ServedEndpoints,
     shared: &'a Arc<Shared>,
     all: &'a Bulkhead,
@@ -148,7 +148,7 @@ struct Worker<'a> {
     outcomes: &'a Outcomes,
 }
 
-impl Worker<'_> {
+impl PoolThread<'_> {
     fn run(&self) {
         if self.work().is_err() {
             log::debug!(event = "sender_ended", destination:% = self.all.name; "a sender of the {} has ended, because the relay no longer settles: its messages are taken over when the lease expires", self.all.name);
@@ -160,16 +160,16 @@ impl Worker<'_> {
         let (shared, bell) = (self.shared, &self.served.bell);
         while !shared.is_stopping() {
             let again = match self.served.next_turn(shared, self.all) {
-                Next::Send(job, pass, send) => {
+                NextWork::Send(job, pass, send) => {
                     let (sent, most) = self.send(job, pass)?;
                     self.served.turns().ended(send, sent, most);
                     continue;
                 }
-                Next::GiveBack(jobs) => {
+                NextWork::GiveBack(jobs) => {
                     self.release(jobs)?;
                     continue;
                 }
-                Next::Nothing(again) => again,
+                NextWork::Nothing(again) => again,
             };
             let wait = again.map_or(LONGEST_WAIT, until);
             select! {

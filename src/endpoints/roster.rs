@@ -18,7 +18,7 @@ use crate::engine::send::limits::Limits;
 use crate::engine::serves::configured::parts;
 use crate::engine::serves::routes::{Refuses, Routes, Way, matches_any};
 use crate::engine::settle::sql::split::Parts;
-use crate::filter::{Filter, Outcome, evaluate};
+use crate::filter::{Filter, FilterOutcome, evaluate};
 use crate::message::Message;
 use crate::own_topics::is_own;
 use crate::status::ReasonCode;
@@ -533,10 +533,10 @@ impl Registry {
         let mut outcomes = evaluate(&asked, topic, headers, &message.payload).into_iter();
         wanting.retain(|one| {
             let outcome = (one.filter.as_ref()).and_then(|_| outcomes.next());
-            if outcome == Some(Outcome::TooMuch) {
+            if outcome == Some(FilterOutcome::TooMuch) {
                 too_costly.push(Arc::clone(&one.name));
             }
-            outcome.is_none_or(|outcome| outcome == Outcome::Matches)
+            outcome.is_none_or(|outcome| outcome == FilterOutcome::Matches)
         });
         (wanting, too_costly)
     }

@@ -24,12 +24,12 @@ const NONCE_BYTES: usize = 12;
 
 /// The row to which a secret belongs.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct SecretRow<'a> {
     pub(crate) outbox: &'a OutboxName,
     pub(crate) destination: &'a str,
 }
 
-impl Place<'_> {
+impl SecretRow<'_> {
     /// The authenticated names. A zero byte separates them, and no name contains a zero byte.
     fn associated_data(&self) -> Vec<u8> {
         let (outbox, destination) = (self.outbox.table(), self.destination);
@@ -39,7 +39,7 @@ impl Place<'_> {
 
 /// How a secret is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stored {
+pub(crate) enum StoredSecret {
     Plain,
     ByNewestKey,
     ByOlderKey,
@@ -48,14 +48,14 @@ pub(crate) enum Stored {
 /// A stored secret that could be read.
 pub(crate) struct Opened<T = SigningSecret> {
     pub(crate) secret: T,
-    pub(crate) stored: Stored,
+    pub(crate) stored: StoredSecret,
 }
 
 /// The text of a secret in its stored form: sealed with the newest key, or plain if there is no key. The error is the
 /// reason.
 pub(crate) fn seal(
     keys: &SecretKeys,
-    place: Place<'_>,
+    place: SecretRow<'_>,
     written: &SecretString,
 ) -> Result<SecretString, String> {
     let Some(key) = keys.bytes().next() else {
@@ -94,7 +94,7 @@ impl fmt::Display for Unreadable {
 /// The secrets of a column, plain or sealed.
 pub(crate) fn open_all(
     keys: &SecretKeys,
-    place: Place<'_>,
+    place: SecretRow<'_>,
     column: &str,
 ) -> Result<Vec<Opened>, Unreadable> {
     let parse = |text: &str| text.parse();
@@ -111,7 +111,7 @@ pub(crate) fn open_all(
 /// The authentication of a column, plain or sealed.
 pub(crate) fn open_auth(
     keys: &SecretKeys,
-    place: Place<'_>,
+    place: SecretRow<'_>,
     column: &str,
 ) -> Result<Opened<Auth>, Unreadable> {
     open(keys, place, column, str::parse)
@@ -119,7 +119,7 @@ pub(crate) fn open_auth(
 
 fn open<T>(
     keys: &SecretKeys,
-    place: Place<'_>,
+    place: SecretRow<'_>,
     word: &str,
     parse: impl Fn(&str) -> Result<T, ConfigError>,
 ) -> Result<Opened<T>, Unreadable> {
@@ -132,7 +132,7 @@ fn open<T>(
         }
         return Ok(Opened {
             secret: parsed(word)?,
-            stored: Stored::Plain,
+            stored: StoredSecret::Plain,
         });
     };
     if keys.is_empty() {
@@ -159,8 +159,8 @@ fn open<T>(
             return Ok(Opened {
                 secret: parsed(plain.expose_secret())?,
                 stored: match index {
-                    0 => Stored::ByNewestKey,
-                    _ => Stored::ByOlderKey,
+                    0 => StoredSecret::ByNewestKey,
+                    _ => StoredSecret::ByOlderKey,
                 },
             });
         }

@@ -14,8 +14,8 @@ use super::endpoint::Endpoint;
 use super::failing::{Answers, Follower};
 use super::filter_troubles::Troubles;
 use super::roster::{KnownEndpoint, Registry};
-use super::sealed::{Place, Unreadable, open_all, open_auth};
-use super::sql::failing::Failures;
+use super::sealed::{SecretRow, Unreadable, open_all, open_auth};
+use super::sql::failing::RowFailures;
 use super::sql::registrations::{ReadTo, Unread};
 use super::sql::rows::{AsSeen, EndpointRow as Row, Stamp};
 use super::turns::Turns;
@@ -36,7 +36,7 @@ use crate::engine::send::sql::pause::Paused;
 use crate::engine::serves::routes::{Refuses, Routes};
 use crate::engine::wake::bell::Bell;
 use crate::filter::Filter;
-use crate::http::{EndpointClients, Verifier};
+use crate::http::{EndpointClients, EndpointVerifier};
 use crate::lock::lock;
 use crate::message::Message;
 use crate::metrics::FILTER_TOO_MUCH;
@@ -76,7 +76,7 @@ pub(crate) struct Changes {
 pub(crate) struct Failing {
     pub(super) stamp: i64,
     /// What the row of each name said when this was read.
-    pub(super) rows: HashMap<String, Failures>,
+    pub(super) rows: HashMap<String, RowFailures>,
     /// The names whose rows were read; `None`: all.
     pub(super) only: Option<Vec<String>>,
 }
@@ -230,7 +230,7 @@ impl Maker {
             return Err(problem.clone());
         }
         let secrets = secrets.map(ExposeSecret::expose_secret).unwrap_or_default();
-        let place = Place {
+        let place = SecretRow {
             outbox: &self.config.table,
             destination: &row.name,
         };
@@ -302,7 +302,7 @@ struct Made {
     sends: Option<(Bulkhead, Arc<Follower>)>,
     /// The reason why this relay does not send.
     refused: Option<String>,
-    verifier: Option<Arc<Verifier>>,
+    verifier: Option<Arc<EndpointVerifier>>,
 }
 
 /// The endpoints with changes applied.
@@ -310,17 +310,17 @@ struct Applied {
     registry: Registry,
     pool: Pool,
     /// Of the changed rows; `None`: it has shown that it wants messages, or need not.
-    verifiers: Vec<(u32, Option<Arc<Verifier>>)>,
+    verifiers: Vec<(u32, Option<Arc<EndpointVerifier>>)>,
     /// The rows that no relay can use.
     bad: Vec<Bad>,
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownEndpoints {
     registry: Arc<Registry>,
     pool: Arc<Pool>,
     /// Of the endpoints that must first show that they want messages.
-    verifiers: HashMap<u32, Arc<Verifier>>,
+    verifiers: HashMap<u32, Arc<EndpointVerifier>>,
     /// The endpoints whose gates may restrict sends, or have changes for the table.
     watched: BTreeSet<u32>,
     /// The failing endpoints, and when they were read.
@@ -334,7 +334,7 @@ struct Known {
 /// The state of endpoints that the threads of a relay share.
 pub(crate) struct ServedEndpoints {
     maker: Maker,
-    known: Mutex<Known>,
+    known: Mutex<KnownEndpoints>,
     turns: Mutex<Turns>,
     /// Wakes an idle thread.
     pub(crate) bell: Bell,
@@ -346,9 +346,9 @@ pub(crate) struct ServedEndpoints {
 
 impl ServedEndpoints {
     pub(crate) fn new(config: &Config, clients: Arc<EndpointClients>, routes: Arc<Routes>) -> Self {
-        let known = Known {
+        let known = KnownEndpoints {
             registry: Arc::new(Registry::of(routes)),
-            ..Known::default()
+            ..KnownEndpoints::default()
         };
         Self {
             maker: Maker::new(config, clients),
@@ -370,7 +370,7 @@ impl ServedEndpoints {
     }
 
     /// Asks an endpoint that must first show that it wants messages.
-    pub(super) fn verifier(&self, id: u32) -> Option<Arc<Verifier>> {
+    pub(super) fn verifier(&self, id: u32) -> Option<Arc<EndpointVerifier>> {
         lock(&self.known).verifiers.get(&id).cloned()
     }
 
@@ -514,7 +514,7 @@ impl ServedEndpoints {
 
     /// Stops watching endpoints whose messages flow again, or that do not exist any more.
     pub(super) fn forget_flowing(&self) {
-        let Known { pool, watched, .. } = &mut *lock(&self.known);
+        let KnownEndpoints { pool, watched, .. } = &mut *lock(&self.known);
         let is_limited = |member: &Arc<ServedEndpoint>| {
             let gate = &member.bulkhead.gate;
             let is_flowing = matches!(gate.standing(), Standing::Flowing | Standing::Trying);

@@ -41,7 +41,7 @@ const OF_LAST: u32 = 4;
 
 /// What is expected of an endpoint's next send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Class {
+enum ExpectedSend {
     /// No send has had a result yet.
     New,
     Slow,
@@ -49,7 +49,7 @@ enum Class {
 }
 
 /// The order of turns: the first class that has threads left comes first.
-const CLASSES: [Class; 3] = [Class::New, Class::Slow, Class::Quick];
+const CLASSES: [ExpectedSend; 3] = [ExpectedSend::New, ExpectedSend::Slow, ExpectedSend::Quick];
 
 /// Who has a share of the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,7 +61,7 @@ enum Owner {
 
 /// The next work of a thread.
 #[expect(clippy::large_enum_variant, reason = "nearly all values are sends")]
-pub(crate) enum Next {
+pub(crate) enum NextWork {
     Send(Job, Pass, InFlight),
     /// The gate is closed: these jobs are released.
     GiveBack(Vec<Job>),
@@ -71,7 +71,7 @@ pub(crate) enum Next {
 
 /// Claimed messages, by endpoint.
 pub(crate) struct Turns {
-    of: HashMap<u32, Turn>,
+    of: HashMap<u32, EndpointTurn>,
     classes: [OfClass; CLASSES.len()],
     /// Endpoints that wait for a time: for the rate limit, or for the response to a first send.
     later: BTreeSet<(Instant, u32)>,
@@ -79,14 +79,14 @@ pub(crate) struct Turns {
     /// The number of sends that have begun.
     begun: u64,
     /// The sends in flight that do not last yet, by number, so in the order of their beginnings.
-    young: BTreeMap<u64, (Instant, Begun)>,
+    young: BTreeMap<u64, (Instant, BegunSend)>,
     /// The numbers of the sends in flight that last.
     lasting: HashSet<u64>,
 }
 
 /// What [`Turns::look`] has found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Look {
+pub(super) struct TurnsLook {
     /// The number of threads that may send now.
     pub(super) threads: usize,
     /// When to look again. `None`: when a send has begun.
@@ -104,7 +104,7 @@ struct OfClass {
     waiting: usize,
 }
 
-struct Turn {
+struct EndpointTurn {
     jobs: VecDeque<Job>,
     owner: Owner,
     /// The recent mean time of a send.
@@ -124,25 +124,25 @@ struct Turn {
 #[must_use]
 pub(crate) struct InFlight {
     number: u64,
-    begun: Begun,
+    begun: BegunSend,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Begun {
+struct BegunSend {
     id: u32,
-    class: Class,
+    class: ExpectedSend,
     owner: Owner,
     /// What the owner was charged with before the send.
     charged: Duration,
 }
 
-impl Turn {
-    fn class(&self) -> Class {
+impl EndpointTurn {
+    fn class(&self) -> ExpectedSend {
         match self.mean {
-            _ if self.lasting > 0 => Class::Slow,
-            None => Class::New,
-            Some(mean) if mean >= SLOW => Class::Slow,
-            Some(_) => Class::Quick,
+            _ if self.lasting > 0 => ExpectedSend::Slow,
+            None => ExpectedSend::New,
+            Some(mean) if mean >= SLOW => ExpectedSend::Slow,
+            Some(_) => ExpectedSend::Quick,
         }
     }
 
@@ -177,7 +177,7 @@ impl Turns {
     }
 
     /// Finds the sends that last by now.
-    pub(super) fn look(&mut self, now: Instant) -> Look {
+    pub(super) fn look(&mut self, now: Instant) -> TurnsLook {
         let again = loop {
             let Some(first) = self.young.first_entry() else {
                 break None;
@@ -194,7 +194,7 @@ impl Turns {
             self.lasting.insert(number);
             self.learn(begun.id, |turn| turn.lasting += 1);
         };
-        Look {
+        TurnsLook {
             threads: self.threads + self.replaced(),
             again,
         }
@@ -219,7 +219,7 @@ impl Turns {
 
     /// Messages that no thread has taken, of endpoints whose sends are quick.
     pub(super) fn waiting_of_quick(&self) -> usize {
-        self.classes[Class::Quick as usize].waiting
+        self.classes[ExpectedSend::Quick as usize].waiting
     }
 
     /// Whether all endpoints with messages wait for a time.
@@ -229,7 +229,7 @@ impl Turns {
 
     /// Whether there is work for another thread.
     pub(super) fn has_ready(&self) -> bool {
-        let is_ready = |class: &Class| !self.classes[*class as usize].ready.is_empty();
+        let is_ready = |class: &ExpectedSend| !self.classes[*class as usize].ready.is_empty();
         CLASSES
             .iter()
             .any(|class| is_ready(class) && self.has_thread(*class))
@@ -241,16 +241,16 @@ impl Turns {
     }
 
     /// Whether another thread may work for this class.
-    fn has_thread(&self, class: Class) -> bool {
-        let in_flight = |class: Class| self.classes[class as usize].in_flight;
+    fn has_thread(&self, class: ExpectedSend) -> bool {
+        let in_flight = |class: ExpectedSend| self.classes[class as usize].in_flight;
         let parts = |parts: usize| (self.threads * parts / PARTS).max(1);
-        let slow = in_flight(Class::Slow) + self.lasting.len();
-        let doubtful = in_flight(Class::New) + slow - self.replaced();
-        let is_free = doubtful + in_flight(Class::Quick) < self.threads;
+        let slow = in_flight(ExpectedSend::Slow) + self.lasting.len();
+        let doubtful = in_flight(ExpectedSend::New) + slow - self.replaced();
+        let is_free = doubtful + in_flight(ExpectedSend::Quick) < self.threads;
         match class {
-            Class::Quick => is_free,
-            Class::New => is_free && doubtful < parts(OF_DOUBTFUL),
-            Class::Slow => is_free && doubtful < parts(OF_DOUBTFUL) && slow < parts(OF_SLOW),
+            ExpectedSend::Quick => is_free,
+            ExpectedSend::New => is_free && doubtful < parts(OF_DOUBTFUL),
+            ExpectedSend::Slow => is_free && doubtful < parts(OF_DOUBTFUL) && slow < parts(OF_SLOW),
         }
     }
 
@@ -265,19 +265,19 @@ impl Turns {
     #[cfg(test)]
     pub(crate) fn awaits_first(&self, id: u32) -> bool {
         let turn = self.of.get(&id);
-        turn.is_some_and(|turn| turn.class() == Class::New && turn.in_flight > 0)
+        turn.is_some_and(|turn| turn.class() == ExpectedSend::New && turn.in_flight > 0)
     }
 
     /// Forgets removed endpoints without messages.
     pub(super) fn keep(&mut self, is_there: impl Fn(u32) -> bool) {
-        let is_kept = |turn: &Turn| turn.in_flight > 0 || !turn.jobs.is_empty();
+        let is_kept = |turn: &EndpointTurn| turn.in_flight > 0 || !turn.jobs.is_empty();
         self.of.retain(|id, turn| is_there(*id) || is_kept(turn));
         self.classes.iter_mut().for_each(|one| one.ready.tidy());
     }
 
     /// Adds a message for an endpoint of this tenant.
     pub(super) fn put(&mut self, id: u32, tenant: Option<Uuid>, job: Job) {
-        let turn = self.of.entry(id).or_insert_with(|| Turn {
+        let turn = self.of.entry(id).or_insert_with(|| EndpointTurn {
             jobs: VecDeque::new(),
             // The tenant of a registration never changes.
             owner: tenant.map_or(Owner::Destination(id), Owner::Tenant),
@@ -307,7 +307,11 @@ impl Turns {
     }
 
     /// The next work of a thread. `admit` asks the endpoint's gate.
-    pub(super) fn next(&mut self, now: Instant, mut admit: impl FnMut(u32) -> Admission) -> Next {
+    pub(super) fn next(
+        &mut self,
+        now: Instant,
+        mut admit: impl FnMut(u32) -> Admission,
+    ) -> NextWork {
         while let Some((at, id)) = self.later.first().copied()
             && at <= now
         {
@@ -337,7 +341,7 @@ impl Turns {
                     of_class.ready.charge(owner, charged, Duration::ZERO);
                     self.make_ready(id);
                     self.begun += 1;
-                    let begun = Begun {
+                    let begun = BegunSend {
                         id,
                         class,
                         owner,
@@ -348,12 +352,12 @@ impl Turns {
                         number: self.begun,
                         begun,
                     };
-                    return Next::Send(job, pass, send);
+                    return NextWork::Send(job, pass, send);
                 }
                 Admission::Closed => {
                     let jobs: Vec<Job> = turn.jobs.drain(..).collect();
                     of_class.waiting -= messages(&jobs);
-                    return Next::GiveBack(jobs);
+                    return NextWork::GiveBack(jobs);
                 }
                 Admission::Wait(wait) => {
                     let at = clock::after(now, wait.max(Duration::from_millis(1)));
@@ -362,7 +366,7 @@ impl Turns {
                 }
             }
         }
-        Next::Nothing(self.later.first().map(|(at, _)| *at))
+        NextWork::Nothing(self.later.first().map(|(at, _)| *at))
     }
 
     fn pop(&mut self) -> Option<u32> {
@@ -411,7 +415,7 @@ impl Turns {
     }
 
     /// An endpoint has changed: its messages follow it into its class.
-    fn learn(&mut self, id: u32, change: impl FnOnce(&mut Turn)) {
+    fn learn(&mut self, id: u32, change: impl FnOnce(&mut EndpointTurn)) {
         let Some(turn) = self.of.get_mut(&id) else {
             return;
         };
@@ -749,9 +753,9 @@ mod tests {
     /// The next send of a thread, if there is one.
     fn next(turns: &mut Turns, now: Instant) -> Option<InFlight> {
         match turns.next(now, open(now)) {
-            Next::Send(_, _, send) => Some(send),
-            Next::GiveBack(_) => panic!("no gate is closed"),
-            Next::Nothing(_) => None,
+            NextWork::Send(_, _, send) => Some(send),
+            NextWork::GiveBack(_) => panic!("no gate is closed"),
+            NextWork::Nothing(_) => None,
         }
     }
 
@@ -866,7 +870,7 @@ mod tests {
         let tries = next(&mut turns, now).expect("the next new destination");
         assert_eq!(
             tries.begun.class,
-            Class::New,
+            ExpectedSend::New,
             "new destinations go before slow ones"
         );
         assert!(
@@ -881,7 +885,7 @@ mod tests {
         turns.put(1, None, job(1, 0));
         turns.put(1, None, job(1, 1));
         let wait = Duration::from_secs(1);
-        let Next::Nothing(until) = turns.next(now, |_| Admission::Wait(wait)) else {
+        let NextWork::Nothing(until) = turns.next(now, |_| Admission::Wait(wait)) else {
             panic!("expected a wait");
         };
         assert_eq!(until, Some(now + wait));
@@ -889,11 +893,11 @@ mod tests {
         let later = now + wait;
         let send = next(&mut turns, later).expect("a send after the wait");
         turns.ended(send, sent(true, QUICK), MOST);
-        let Next::Nothing(_) = turns.next(later, |_| Admission::Wait(wait)) else {
+        let NextWork::Nothing(_) = turns.next(later, |_| Admission::Wait(wait)) else {
             panic!("expected a wait");
         };
         let mut closed = |_| Admission::Closed;
-        let Next::GiveBack(jobs) = turns.next(later + wait, &mut closed) else {
+        let NextWork::GiveBack(jobs) = turns.next(later + wait, &mut closed) else {
             panic!("expected a release");
         };
         assert_eq!((jobs.len(), turns.waiting()), (1, 0));

@@ -13,14 +13,14 @@ use uuid::Uuid;
 
 use super::roster::{KnownEndpoint, Registry};
 use super::serving::ServedEndpoints;
-use super::sql::verification::{self, Next};
+use super::sql::verification::{self, NextTry};
 use crate::config::Rate;
 use crate::dispatch::NotVerified;
 use crate::engine::clean::chore::Chore;
 use crate::engine::host::session::Session;
 use crate::engine::host::shared::Shared;
 use crate::error::DatabaseError;
-use crate::http::Verifier;
+use crate::http::EndpointVerifier;
 use crate::log;
 
 /// The interval between two checks whether endpoints have changed.
@@ -32,7 +32,7 @@ const MOST: usize = 32;
 const MOST_OF_TENANT: usize = 4;
 
 /// A try that has ended.
-struct Ended {
+struct EndedTry {
     endpoint: Arc<KnownEndpoint>,
     result: Result<Option<Rate>, NotVerified>,
 }
@@ -41,11 +41,11 @@ struct Ended {
 struct Verifications<'a> {
     served: &'a ServedEndpoints,
     shared: &'a Shared,
-    ended: Sender<Ended>,
+    ended: Sender<EndedTry>,
     /// What has ended, without those that `to_record` has.
-    inbox: Receiver<Ended>,
+    inbox: Receiver<EndedTry>,
     threads: Vec<JoinHandle<()>>,
-    to_record: Vec<Ended>,
+    to_record: Vec<EndedTry>,
     /// The number of tries of each tenant.
     in_flight: HashMap<Option<Uuid>, usize>,
     next: Instant,
@@ -117,7 +117,7 @@ impl Verifications<'_> {
         if registry.unverified.is_empty() || self.asked.as_ref().is_some_and(is_same) {
             return Ok(());
         }
-        let asked: Vec<(&Arc<KnownEndpoint>, Arc<Verifier>)> = (registry.unverified.iter())
+        let asked: Vec<(&Arc<KnownEndpoint>, Arc<EndpointVerifier>)> = (registry.unverified.iter())
             .filter_map(|one| Some((one, self.served.verifier(one.id)?)))
             .collect();
         let seen: Vec<_> = (asked.iter())
@@ -141,7 +141,7 @@ impl Verifications<'_> {
         Ok(())
     }
 
-    fn try_now(&mut self, endpoint: &Arc<KnownEndpoint>, verifier: Arc<Verifier>) {
+    fn try_now(&mut self, endpoint: &Arc<KnownEndpoint>, verifier: Arc<EndpointVerifier>) {
         let (endpoint, ended) = (Arc::clone(endpoint), self.ended.clone());
         let (log, bell) = (self.shared.log.clone(), self.shared.signals.chores.clone());
         let tenant = endpoint.tenant_id;
@@ -150,7 +150,7 @@ impl Verifications<'_> {
             let _log = log.enter();
             let result = verifier.ask();
             // `Verifications` holds the receiver until this thread has ended.
-            let _ = ended.send(Ended { endpoint, result });
+            let _ = ended.send(EndedTry { endpoint, result });
             bell.ring();
         };
         match thread.spawn(try_it) {
@@ -167,7 +167,7 @@ impl Verifications<'_> {
     /// Records what has ended.
     fn record(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
         self.keep_ended();
-        while let Some(Ended { endpoint, result }) = self.to_record.last() {
+        while let Some(EndedTry { endpoint, result }) = self.to_record.last() {
             let (seen, own_events) = (endpoint.as_seen(), session.witness.is_some());
             let name = &endpoint.name;
             match result {
@@ -182,13 +182,13 @@ impl Verifications<'_> {
                         verification::failed(conn, name, seen, (&text, is_final), own_events)
                     })?;
                     match next {
-                        Next::Again(wait) => {
+                        NextTry::Again(wait) => {
                             log::warn!(event = "endpoint_not_verified", destination:% = name, reason = text, retry_in:? = wait; "could not verify the endpoint {name} ({text}): retrying in {wait:?}");
                         }
-                        Next::Disabled(why) => {
+                        NextTry::Disabled(why) => {
                             log::warn!(event = "endpoint_disabled", destination:% = name, reason = why; "disabled the endpoint {name}: {why}; messages already addressed to it wait until it is enabled, and it gets no new ones");
                         }
-                        Next::Changed => {}
+                        NextTry::Changed => {}
                     }
                 }
             }

@@ -13,7 +13,7 @@ use super::lease::sql::backend::Backend;
 use crate::builder::{Dispatchers, Relay};
 use crate::config::Config;
 use crate::dispatch::{Dispatcher, Outcome, Response};
-use crate::handlers::{Connections, Group, Handlers, no_connection};
+use crate::handlers::{Connections, HandlerGroup, Handlers, no_connection};
 use crate::message::Message;
 use crate::sql::tests::Outbox;
 use crate::testing::RecordingDispatcher;
@@ -48,11 +48,11 @@ impl Dispatchers {
     }
 }
 
-fn without_handlers(name: &str) -> Group {
+fn without_handlers(name: &str) -> HandlerGroup {
     let pool = || Err(no_connection("there is no pool"));
     let connections = Connections::new(Arc::new(pool), metrics::Gauge::noop());
     let (inbox, timeout) = (name.to_owned(), LIMIT);
-    Group::new(name, inbox, timeout, Handlers::new(), Arc::new(connections))
+    HandlerGroup::new(name, inbox, timeout, Handlers::new(), Arc::new(connections))
 }
 
 struct Ground {

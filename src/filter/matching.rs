@@ -5,13 +5,13 @@ use std::cell::OnceCell;
 
 use super::reading::{self, Object, Value};
 use super::{
-    BUDGET, BUDGET_OF_ALL, BUDGET_OF_EACH, BYTES_OF_A_STEP, Field, Filter, Leaf, MAX_FILTER_BYTES,
-    Relation, Scalar, Test, Wants,
+    BUDGET, BUDGET_OF_ALL, BUDGET_OF_EACH, BYTES_OF_A_STEP, Filter, Leaf, MAX_FILTER_BYTES,
+    PatternField, Relation, Scalar, Test, Wants,
 };
 
 /// What a filter says of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum FilterOutcome {
     /// The filter matches.
     Matches,
     /// The filter does not match.
@@ -28,7 +28,7 @@ pub(crate) fn evaluate(
     topic: &str,
     headers: Option<&str>,
     payload: &str,
-) -> Vec<Outcome> {
+) -> Vec<FilterOutcome> {
     let topic = Value::Scalar(Scalar::Text(Cow::Borrowed(topic.as_bytes())));
     let (read_headers, read_payload) = (OnceCell::new(), OnceCell::new());
     let headers = || {
@@ -50,9 +50,9 @@ pub(crate) fn evaluate(
     let ask = |filter: &Filter, most: u32| {
         let mut budget = Budget(most);
         let outcome = match matches(filter, &mut budget) {
-            Ok(true) => Outcome::Matches,
-            Ok(false) => Outcome::DoesNot,
-            Err(Spent) => Outcome::TooMuch,
+            Ok(true) => FilterOutcome::Matches,
+            Ok(false) => FilterOutcome::DoesNot,
+            Err(Spent) => FilterOutcome::TooMuch,
         };
         (outcome, most - budget.0)
     };
@@ -61,11 +61,13 @@ pub(crate) fn evaluate(
     let asked = filters.iter().map(|filter| ask(filter, share));
     let (mut outcomes, used): (Vec<_>, Vec<_>) = asked.unzip();
     let left = used.into_iter().fold(BUDGET_OF_ALL, u32::saturating_sub);
-    let costly = outcomes.iter().filter(|one| **one == Outcome::TooMuch);
+    let costly = outcomes
+        .iter()
+        .filter(|one| **one == FilterOutcome::TooMuch);
     let more = share_of(left, costly.count());
     if more > share {
         for (outcome, filter) in outcomes.iter_mut().zip(filters) {
-            if *outcome == Outcome::TooMuch {
+            if *outcome == FilterOutcome::TooMuch {
                 (*outcome, _) = ask(filter, more);
             }
         }
@@ -92,7 +94,11 @@ impl Budget {
     }
 
     /// Whether a value has fields that match.
-    fn fields(&mut self, fields: &[Field], value: Option<&Value<'_>>) -> Result<bool, Spent> {
+    fn fields(
+        &mut self,
+        fields: &[PatternField],
+        value: Option<&Value<'_>>,
+    ) -> Result<bool, Spent> {
         match value {
             Some(Value::Object(object)) => self.object(fields, Some(object)),
             Some(Value::Array(items)) => match self.any_object(fields, items)? {
@@ -104,7 +110,11 @@ impl Budget {
         }
     }
 
-    fn object(&mut self, fields: &[Field], object: Option<&Object<'_>>) -> Result<bool, Spent> {
+    fn object(
+        &mut self,
+        fields: &[PatternField],
+        object: Option<&Object<'_>>,
+    ) -> Result<bool, Spent> {
         for field in fields {
             self.spend(1)?;
             let value = object.and_then(|object| object.find(field));
@@ -120,7 +130,11 @@ impl Budget {
     }
 
     /// Whether an object among these matches; `None`: there is none.
-    fn any_object(&mut self, fields: &[Field], items: &[Value<'_>]) -> Result<Option<bool>, Spent> {
+    fn any_object(
+        &mut self,
+        fields: &[PatternField],
+        items: &[Value<'_>],
+    ) -> Result<Option<bool>, Spent> {
         let mut any = None;
         for item in items {
             self.spend(1)?;

@@ -5,20 +5,20 @@ use serde_json::{Map, Number, Value};
 use super::decimal::Decimal;
 use super::reading::{TOP, TOP_OF_HEADERS, place};
 use super::{
-    Field, Filter, FilterError, Leaf, MAX_FILTER_BYTES, MAX_FILTER_DEPTH, MAX_LEAVES, Relation,
-    Scalar, Test, Wants,
+    Filter, FilterError, Leaf, MAX_FILTER_BYTES, MAX_FILTER_DEPTH, MAX_LEAVES, PatternField,
+    Relation, Scalar, Test, Wants,
 };
 
 /// So many significant digits of a decimal an `f64` keeps.
 const MOST_DIGITS: usize = 15;
 
-type Checked<T> = Result<T, FilterError>;
+type ParseResult<T> = Result<T, FilterError>;
 
-fn wrong<T>(at: &str, problem: impl Into<String>) -> Checked<T> {
+fn wrong<T>(at: &str, problem: impl Into<String>) -> ParseResult<T> {
     Err(FilterError::new(at, problem))
 }
 
-pub(super) fn filter(pattern: &Value) -> Checked<Filter> {
+pub(super) fn filter(pattern: &Value) -> ParseResult<Filter> {
     let (mut parsing, mut topic) = (Parsing::default(), None);
     let (mut headers, mut fields) = (Vec::new(), Vec::new());
     for (name, value) in members(pattern, "")? {
@@ -49,8 +49,8 @@ struct Parsing {
 }
 
 impl Parsing {
-    fn headers(&mut self, value: &Value, at: &str) -> Checked<Vec<Field>> {
-        let mut headers: Vec<Field> = Vec::new();
+    fn headers(&mut self, value: &Value, at: &str) -> ParseResult<Vec<PatternField>> {
+        let mut headers: Vec<PatternField> = Vec::new();
         for (name, value) in members(value, at)? {
             let at = below(at, name);
             let name: Box<[u8]> = name.to_ascii_lowercase().into_bytes().into();
@@ -61,7 +61,7 @@ impl Parsing {
                 place(TOP_OF_HEADERS, &name),
                 Wants::Leaf(self.leaf(value, &at)?),
             );
-            headers.push(Field { name, place, wants });
+            headers.push(PatternField { name, place, wants });
         }
         Ok(headers)
     }
@@ -73,7 +73,7 @@ impl Parsing {
         at: &str,
         object: u64,
         depth: usize,
-    ) -> Checked<Field> {
+    ) -> ParseResult<PatternField> {
         let (at, place) = (below(at, name), place(object, name.as_bytes()));
         if depth > MAX_FILTER_DEPTH {
             return wrong(&at, format!("fields nest at most {MAX_FILTER_DEPTH} deep"));
@@ -82,15 +82,15 @@ impl Parsing {
         let wants = if value.is_object() {
             let members = members(value, &at)?.iter();
             let fields = members.map(|one| self.field(one, &at, place, depth + 1));
-            Wants::Fields(fields.collect::<Checked<_>>()?)
+            Wants::Fields(fields.collect::<ParseResult<_>>()?)
         } else {
             Wants::Leaf(self.leaf(value, &at)?)
         };
         let name = name.as_bytes().into();
-        Ok(Field { name, place, wants })
+        Ok(PatternField { name, place, wants })
     }
 
-    fn leaf(&mut self, value: &Value, at: &str) -> Checked<Leaf> {
+    fn leaf(&mut self, value: &Value, at: &str) -> ParseResult<Leaf> {
         let expected = "expected an array of alternatives, such as [\"a\", {\"prefix\": \"b\"}]";
         let mut leaf = Leaf::default();
         for (number, value) in items(value, at, expected)?.iter().enumerate() {
@@ -117,7 +117,7 @@ impl Parsing {
     }
 }
 
-fn operator<'p>(value: &'p Value, at: &str) -> Checked<Option<(&'p str, &'p Value)>> {
+fn operator<'p>(value: &'p Value, at: &str) -> ParseResult<Option<(&'p str, &'p Value)>> {
     if !value.is_object() {
         return Ok(None);
     }
@@ -128,7 +128,7 @@ fn operator<'p>(value: &'p Value, at: &str) -> Checked<Option<(&'p str, &'p Valu
     }
 }
 
-fn test(operator: &str, value: &Value, at: &str) -> Checked<Test> {
+fn test(operator: &str, value: &Value, at: &str) -> ParseResult<Test> {
     Ok(match operator {
         "prefix" => Test::Prefix(text(value, at)?),
         "suffix" => Test::Suffix(text(value, at)?),
@@ -148,7 +148,7 @@ fn test(operator: &str, value: &Value, at: &str) -> Checked<Test> {
     })
 }
 
-fn anything_but(value: &Value, at: &str) -> Checked<Test> {
+fn anything_but(value: &Value, at: &str) -> ParseResult<Test> {
     if let Some((name, value)) = operator(value, at)? {
         let at = below(at, name);
         return match name {
@@ -161,10 +161,10 @@ fn anything_but(value: &Value, at: &str) -> Checked<Test> {
     }
     let values = items(value, at, "expected values")?.iter().enumerate();
     let values = values.map(|(number, value)| scalar(value, &format!("{at}[{number}]")));
-    Ok(Test::Not(values.collect::<Checked<_>>()?))
+    Ok(Test::Not(values.collect::<ParseResult<_>>()?))
 }
 
-fn numeric(value: &Value, at: &str) -> Checked<Vec<(Relation, Decimal)>> {
+fn numeric(value: &Value, at: &str) -> ParseResult<Vec<(Relation, Decimal)>> {
     use Relation::{AtLeast, AtMost, Equal, Less, More};
     let expected = "expected one or two comparisons, such as [\">=\", 10, \"<\", 20]";
     let mut bounds = Vec::new();
@@ -195,7 +195,7 @@ fn numeric(value: &Value, at: &str) -> Checked<Vec<(Relation, Decimal)>> {
     }
 }
 
-fn scalar(value: &Value, at: &str) -> Checked<Scalar<'static>> {
+fn scalar(value: &Value, at: &str) -> ParseResult<Scalar<'static>> {
     Ok(match value {
         Value::String(text) => Scalar::Text(text.clone().into_bytes().into()),
         Value::Number(number) => Scalar::Number(decimal(number, at)?),
@@ -207,7 +207,7 @@ fn scalar(value: &Value, at: &str) -> Checked<Scalar<'static>> {
 
 /// The number, unless it may have been rounded when the pattern was read: an `f64` keeps the digits that it was read
 /// from, if they are few.
-fn decimal(number: &Number, at: &str) -> Checked<Decimal> {
+fn decimal(number: &Number, at: &str) -> ParseResult<Decimal> {
     let text = number.to_string();
     let is_whole = number.is_i64() || number.is_u64();
     if !is_whole && digits(&text) > MOST_DIGITS {
@@ -228,19 +228,19 @@ fn digits(number: &str) -> usize {
     digits.trim_matches('0').len()
 }
 
-fn text(value: &Value, at: &str) -> Checked<String> {
+fn text(value: &Value, at: &str) -> ParseResult<String> {
     let text = value.as_str().map(str::to_owned);
     text.map_or_else(|| wrong(at, "expected a text"), Ok)
 }
 
 /// The elements of an array that has some.
-fn items<'p>(value: &'p Value, at: &str, expected: &str) -> Checked<&'p [Value]> {
+fn items<'p>(value: &'p Value, at: &str, expected: &str) -> ParseResult<&'p [Value]> {
     let items = value.as_array().filter(|items| !items.is_empty());
     items.map_or_else(|| wrong(at, expected), |items| Ok(items.as_slice()))
 }
 
 /// The members of an object that has some.
-fn members<'p>(value: &'p Value, at: &str) -> Checked<&'p Map<String, Value>> {
+fn members<'p>(value: &'p Value, at: &str) -> ParseResult<&'p Map<String, Value>> {
     let members = value.as_object().filter(|members| !members.is_empty());
     members.map_or_else(|| wrong(at, "expected an object that is not empty"), Ok)
 }

@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 
 use super::decimal::Decimal;
-use super::{BUDGET, Field, Filter, MAX_PAYLOAD_DEPTH, Scalar};
+use super::{BUDGET, Filter, MAX_PAYLOAD_DEPTH, PatternField, Scalar};
 
 /// The places of the objects that fields at the top stand in.
 pub(super) const TOP: u64 = 0;
@@ -62,7 +62,7 @@ impl<'p> Object<'p> {
     }
 
     /// The last field of this name.
-    pub(super) fn find(&self, field: &Field) -> Option<&Value<'p>> {
+    pub(super) fn find(&self, field: &PatternField) -> Option<&Value<'p>> {
         let Self(members) = self;
         let wanted = (field.place, &*field.name);
         let last = if members.len() > FEW {
@@ -283,25 +283,25 @@ fn unescaped(text: &str) -> Option<Cow<'_, [u8]>> {
     if !text.contains('\\') {
         return Some(Cow::Borrowed(text.as_bytes()));
     }
-    let text: Text = serde_json::from_str(&format!("\"{text}\"")).ok()?;
+    let text: TextBytes = serde_json::from_str(&format!("\"{text}\"")).ok()?;
     Some(Cow::Owned(text.0))
 }
 
 /// What `serde_json` makes of a text where bytes are wanted.
-struct Text(Vec<u8>);
+struct TextBytes(Vec<u8>);
 
-impl<'j> Deserialize<'j> for Text {
+impl<'j> Deserialize<'j> for TextBytes {
     fn deserialize<D: Deserializer<'j>>(deserializer: D) -> Result<Self, D::Error> {
         struct Bytes;
         impl Visitor<'_> for Bytes {
-            type Value = Text;
+            type Value = TextBytes;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a text")
             }
 
-            fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Text, E> {
-                Ok(Text(bytes.to_vec()))
+            fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<TextBytes, E> {
+                Ok(TextBytes(bytes.to_vec()))
             }
         }
         deserializer.deserialize_bytes(Bytes)

@@ -4,8 +4,8 @@ mod fuzz;
 mod oracle;
 
 use super::{
-    BUDGET, Filter, MAX_FILTER_BYTES, MAX_FILTER_DEPTH, MAX_LEAVES, MAX_PAYLOAD_DEPTH, Outcome,
-    evaluate,
+    BUDGET, Filter, FilterOutcome, MAX_FILTER_BYTES, MAX_FILTER_DEPTH, MAX_LEAVES,
+    MAX_PAYLOAD_DEPTH, evaluate,
 };
 
 fn filter(pattern: &str) -> Filter {
@@ -15,15 +15,15 @@ fn filter(pattern: &str) -> Filter {
     }
 }
 
-fn outcome(pattern: &str, payload: &str) -> Outcome {
+fn outcome(pattern: &str, payload: &str) -> FilterOutcome {
     evaluate(&[&filter(pattern)], "order.paid", None, payload)[0]
 }
 
 fn matches(pattern: &str, payload: &str) -> bool {
     match outcome(pattern, payload) {
-        Outcome::Matches => true,
-        Outcome::DoesNot => false,
-        Outcome::TooMuch => panic!("too much: {pattern} {payload}"),
+        FilterOutcome::Matches => true,
+        FilterOutcome::DoesNot => false,
+        FilterOutcome::TooMuch => panic!("too much: {pattern} {payload}"),
     }
 }
 
@@ -396,34 +396,34 @@ fn topic_and_headers_stand_at_the_top() {
         |pattern, headers| evaluate(&[&filter(pattern)], "order.paid", headers, r#"{"a": 1}"#)[0];
     assert_eq!(
         of(r#"{"$topic": [{"prefix": "order."}], "a": [1]}"#, None),
-        Outcome::Matches
+        FilterOutcome::Matches
     );
     assert_eq!(
         of(r#"{"$topic": ["order.late"], "a": [1]}"#, None),
-        Outcome::DoesNot
+        FilterOutcome::DoesNot
     );
     assert_eq!(
         of(r#"{"$topic": [{"exists": true}]}"#, None),
-        Outcome::Matches
+        FilterOutcome::Matches
     );
     assert_eq!(
         of(
             r#"{"$header": {"X-SHOP": ["bonn"], "ce-subject": ["a"]}}"#,
             headers
         ),
-        Outcome::Matches
+        FilterOutcome::Matches
     );
     assert_eq!(
         of(r#"{"$header": {"x-shop": ["berlin"]}}"#, headers),
-        Outcome::DoesNot
+        FilterOutcome::DoesNot
     );
     assert_eq!(
         of(r#"{"$header": {"x-shop": ["bonn"]}}"#, None),
-        Outcome::DoesNot
+        FilterOutcome::DoesNot
     );
     assert_eq!(
         of(r#"{"$header": {"x-shop": [{"exists": false}]}}"#, None),
-        Outcome::Matches
+        FilterOutcome::Matches
     );
     // Anywhere else these are names of fields.
     check(
@@ -463,7 +463,7 @@ fn all_filters_of_a_message_have_their_own_outcome() {
     ]
     .map(filter);
     let outcomes = evaluate(&filters.each_ref(), "t", None, &payload);
-    use Outcome::{DoesNot, Matches, TooMuch};
+    use FilterOutcome::{DoesNot, Matches, TooMuch};
     assert_eq!(outcomes, [Matches, TooMuch, DoesNot, Matches]);
     assert!(evaluate(&[], "t", None, &payload).is_empty());
 }
@@ -474,12 +474,12 @@ fn a_filter_has_its_part_of_the_budget_however_much_others_need() {
     let (much, little) = (filter(r#"{"a": [2]}"#), filter(r#"{"b": [2, 3]}"#));
     // What the cheap ones leave suffices for all.
     let outcomes = asked(&[&much; 20], &[&little; 100], &payload);
-    assert!(outcomes.iter().all(|one| *one == Outcome::DoesNot));
+    assert!(outcomes.iter().all(|one| *one == FilterOutcome::DoesNot));
     // It does not, and the cheap ones have their answer all the same.
     let outcomes = asked(&[&much; 200], &[&little; 800], &payload);
     let (much, little) = outcomes.split_at(200);
-    assert!(much.iter().all(|one| *one == Outcome::TooMuch));
-    assert!(little.iter().all(|one| *one == Outcome::DoesNot));
+    assert!(much.iter().all(|one| *one == FilterOutcome::TooMuch));
+    assert!(little.iter().all(|one| *one == FilterOutcome::DoesNot));
 }
 
 fn ones(count: usize) -> String {
@@ -490,7 +490,7 @@ fn list(items: &str) -> String {
     format!("[{items}]")
 }
 
-fn asked(some: &[&Filter], others: &[&Filter], payload: &str) -> Vec<Outcome> {
+fn asked(some: &[&Filter], others: &[&Filter], payload: &str) -> Vec<FilterOutcome> {
     evaluate(&[some, others].concat(), "t", None, payload)
 }
 
@@ -500,9 +500,9 @@ fn a_filter_pays_for_each_value_that_it_excludes() {
     let values = (0..99).map(|n| n.to_string()).collect::<Vec<_>>().join(",");
     let payload = format!(r#"{{"a": [{}]}}"#, ones(1_000));
     let excludes = format!(r#"{{"a": [{{"anything-but": [{values}]}}]}}"#);
-    assert_eq!(outcome(&excludes, &payload), Outcome::TooMuch);
+    assert_eq!(outcome(&excludes, &payload), FilterOutcome::TooMuch);
     let excludes = r#"{"a": [{"anything-but": [1, 2, 3]}]}"#;
-    assert_eq!(outcome(excludes, &payload), Outcome::DoesNot);
+    assert_eq!(outcome(excludes, &payload), FilterOutcome::DoesNot);
 }
 
 #[test]
@@ -541,7 +541,7 @@ fn a_filter_stops_when_its_budget_is_spent() {
     check(r#"{"a": {"b": [1]}}"#, &[(&objects(within - 1), false)]);
     assert_eq!(
         outcome(r#"{"a": {"b": [1]}}"#, &objects(within + 1)),
-        Outcome::TooMuch
+        FilterOutcome::TooMuch
     );
     // Comparisons of long texts take more.
     let long = format!(r#""{}""#, "x".repeat(1600));
@@ -550,7 +550,7 @@ fn a_filter_stops_when_its_budget_is_spent() {
     check(r#"{"a": ["y"]}"#, &[(&texts(&long, most - 1), false)]);
     assert_eq!(
         outcome(r#"{"a": ["y"]}"#, &texts(&long, most + 1)),
-        Outcome::TooMuch
+        FilterOutcome::TooMuch
     );
     let longest = format!(r#""{}""#, "x".repeat(1_000_000));
     check(r#"{"a": ["y", "z"]}"#, &[(&texts(&longest, 1), false)]);

@@ -16,18 +16,18 @@ use crate::message::Message;
 use crate::shows::shows;
 
 /// Provides handlers with connections of the application.
-pub(crate) type Pool = dyn Fn() -> Result<Pooled, HandlerError> + Send + Sync;
+pub(crate) type ConnectionPool = dyn Fn() -> Result<Pooled, HandlerError> + Send + Sync;
 
 pub(crate) type Pooled = Box<dyn DerefMut<Target = PgConnection>>;
 
 /// The pool, with a count of connections in use.
 pub(crate) struct Connections {
-    pool: Arc<Pool>,
+    pool: Arc<ConnectionPool>,
     in_use: Gauge,
 }
 
 impl Connections {
-    pub(crate) fn new(pool: Arc<Pool>, in_use: Gauge) -> Self {
+    pub(crate) fn new(pool: Arc<ConnectionPool>, in_use: Gauge) -> Self {
         Self { pool, in_use }
     }
 
@@ -56,7 +56,7 @@ pub(super) type Lent<'a> = RefCell<&'a mut PgConnection>;
 
 /// The source of connections.
 #[derive(Clone, Copy)]
-pub(super) enum Source<'a> {
+pub(super) enum ConnectionSource<'a> {
     Application(&'a Connections),
     Test(&'a Lent<'a>),
 }
@@ -107,7 +107,7 @@ pub struct PooledContext<'a> {
     context: Context<'a>,
     /// The inbox source of the messages: outbox and group.
     inbox: &'a str,
-    source: Source<'a>,
+    source: ConnectionSource<'a>,
     /// Whether [`once`](Self::once) has succeeded.
     is_done: Cell<bool>,
 }
@@ -126,7 +126,7 @@ impl<'a> PooledContext<'a> {
                 hold: Some(hold),
             },
             inbox,
-            source: Source::Application(connections),
+            source: ConnectionSource::Application(connections),
             is_done: Cell::new(false),
         }
     }
@@ -140,7 +140,7 @@ impl<'a> PooledContext<'a> {
                 hold: None,
             },
             inbox,
-            source: Source::Test(conn),
+            source: ConnectionSource::Test(conn),
             is_done: Cell::new(false),
         }
     }
@@ -214,8 +214,8 @@ impl<'a> PooledContext<'a> {
     /// In tests, a retrying [`HandlerError`] when the only connection is already in use.
     pub fn connection(&self) -> Result<Connection<'a>, HandlerError> {
         match self.source {
-            Source::Application(all) => Ok(Connection(Inner::Own(all.get()?))),
-            Source::Test(lent) => match lent.try_borrow_mut() {
+            ConnectionSource::Application(all) => Ok(Connection(Inner::Own(all.get()?))),
+            ConnectionSource::Test(lent) => match lent.try_borrow_mut() {
                 Ok(conn) => Ok(Connection(Inner::Lent(conn))),
                 Err(_) => Err(HandlerError::retry(
                     "the test's only connection is in use: drop the connection before taking it again",

@@ -32,18 +32,18 @@ use crate::status::ReasonCode;
 const MOST_LATE: usize = 64;
 
 /// A running group of handlers.
-pub(crate) struct Group {
+pub(crate) struct HandlerGroup {
     handlers: Handlers,
-    shared: Arc<Shared>,
+    shared: Arc<GroupState>,
     timeout: Duration,
     /// Threads without work.
-    idle: Mutex<Vec<Worker>>,
+    idle: Mutex<Vec<TaskThread>>,
     /// The number of threads started so far, for their names.
     started: AtomicUsize,
 }
 
 /// The state that the threads of a group share.
-struct Shared {
+struct GroupState {
     name: String,
     /// The inbox source of the messages, for the context of handlers.
     inbox: Arc<str>,
@@ -53,7 +53,7 @@ struct Shared {
 }
 
 /// A thread that runs tasks until the sender is dropped.
-struct Worker {
+struct TaskThread {
     tasks: Sender<Task>,
     thread: JoinHandle<()>,
 }
@@ -76,21 +76,21 @@ struct Call {
     hold: Arc<Mutex<Option<Hold>>>,
     /// Disconnected when the call has ended.
     running: Receiver<()>,
-    group: Arc<Shared>,
+    group: Arc<GroupState>,
     is_late: bool,
 }
 
 /// A group of an outbox, and a message. An id alone is no message: plain SQL may give one id to several messages.
-type Key = (Arc<str>, (Sequence, Uuid));
+type CallKey = (Arc<str>, (Sequence, Uuid));
 
 /// The running calls of all relays in this process. Each message has at most one call.
-static CALLS: LazyLock<Mutex<HashMap<Key, Call>>> = LazyLock::new(Mutex::default);
+static CALLS: LazyLock<Mutex<HashMap<CallKey, Call>>> = LazyLock::new(Mutex::default);
 
-fn calls() -> MutexGuard<'static, HashMap<Key, Call>> {
+fn calls() -> MutexGuard<'static, HashMap<CallKey, Call>> {
     lock(&CALLS)
 }
 
-impl Group {
+impl HandlerGroup {
     pub(crate) fn new(
         name: &str,
         inbox: String,
@@ -100,7 +100,7 @@ impl Group {
     ) -> Self {
         Self {
             handlers,
-            shared: Arc::new(Shared {
+            shared: Arc::new(GroupState {
                 name: name.to_owned(),
                 inbox: inbox.into(),
                 connections,
@@ -113,15 +113,15 @@ impl Group {
     }
 
     /// Waits for a call until the deadline. A longer call continues, and is reported once.
-    fn wait(&self, key: &Key, ended: &Receiver<()>, deadline: Instant) -> Waited {
+    fn wait(&self, key: &CallKey, ended: &Receiver<()>, deadline: Instant) -> CallWait {
         if ended.recv_deadline(deadline) != Err(RecvTimeoutError::Timeout) {
-            return Waited::ToItsEnd;
+            return CallWait::ToItsEnd;
         }
         let mut all = calls();
         let call = all.get_mut(key);
         let Some(call) = call.filter(|call| call.running.same_channel(ended)) else {
             // The call ended just after the deadline.
-            return Waited::ToItsEnd;
+            return CallWait::ToItsEnd;
         };
         if !call.is_late {
             call.is_late = true;
@@ -134,11 +134,11 @@ impl Group {
                 self.shared.name, humantime::format_duration(self.timeout), message_id
             );
         }
-        Waited::ToTheLimit
+        CallWait::ToTheLimit
     }
 
     /// Gives a task to a thread.
-    fn give(&self, mut task: Task) -> std::io::Result<Worker> {
+    fn give(&self, mut task: Task) -> std::io::Result<TaskThread> {
         loop {
             let idle = self.lock_idle().pop();
             let worker = match idle {
@@ -153,22 +153,22 @@ impl Group {
         }
     }
 
-    fn worker(&self) -> std::io::Result<Worker> {
+    fn worker(&self) -> std::io::Result<TaskThread> {
         let number = self.started.fetch_add(1, Ordering::Relaxed) + 1;
         let (tasks, queue) = bounded(1);
         let shared = Arc::clone(&self.shared);
         let thread = std::thread::Builder::new()
             .name(format!("relay-handle-{number}"))
             .spawn(move || shared.work(&queue))?;
-        Ok(Worker { tasks, thread })
+        Ok(TaskThread { tasks, thread })
     }
 
-    fn lock_idle(&self) -> MutexGuard<'_, Vec<Worker>> {
+    fn lock_idle(&self) -> MutexGuard<'_, Vec<TaskThread>> {
         lock(&self.idle)
     }
 }
 
-impl Calls for Group {
+impl Calls for HandlerGroup {
     /// If a call of this message is already running in this process, its outcome also counts for this claim.
     fn call(&self, message: Message, span: Span, on_end: OnEnd) {
         let handler = match self.handlers.find(&message.topic) {
@@ -223,7 +223,7 @@ impl Calls for Group {
                         return self.shared.end(&key, &outcome, now);
                     }
                 };
-                if self.wait(&key, &ended, deadline) == Waited::ToItsEnd {
+                if self.wait(&key, &ended, deadline) == CallWait::ToItsEnd {
                     self.lock_idle().push(worker);
                 }
             }
@@ -250,7 +250,7 @@ impl Calls for Group {
 
 /// Why a sender stopped waiting for a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Waited {
+enum CallWait {
     ToItsEnd,
     ToTheLimit,
 }
@@ -259,7 +259,7 @@ fn wait(error: String) -> Outcome {
     Outcome::Wait(Failure::new(ReasonCode::Timeout, error))
 }
 
-impl Shared {
+impl GroupState {
     fn work(&self, tasks: &Receiver<Task>) {
         for task in tasks {
             let Task {
@@ -282,7 +282,7 @@ impl Shared {
     }
 
     /// Ends a call: passes its outcome to every claim that waits.
-    fn end(&self, key: &Key, outcome: &Outcome, began: Instant) {
+    fn end(&self, key: &CallKey, outcome: &Outcome, began: Instant) {
         let mut all = calls();
         let call = all.remove(key);
         if let Some(call) = call.as_ref().filter(|call| call.is_late) {
@@ -307,10 +307,10 @@ impl Shared {
     }
 }
 
-impl Drop for Group {
+impl Drop for HandlerGroup {
     /// Joins the idle threads. Threads whose handlers have not returned keep running until the process ends.
     fn drop(&mut self) {
-        for Worker { tasks, thread } in std::mem::take(&mut *self.lock_idle()) {
+        for TaskThread { tasks, thread } in std::mem::take(&mut *self.lock_idle()) {
             drop(tasks);
             if thread.join().is_err() {
                 log::error!(event = "thread_panicked", handlers = self.shared.name; "a thread of handler group {} panicked", self.shared.name);
@@ -319,4 +319,4 @@ impl Drop for Group {
     }
 }
 
-shows!(Group: name = [shared.name], handlers);
+shows!(HandlerGroup: name = [shared.name], handlers);

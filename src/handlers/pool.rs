@@ -7,7 +7,7 @@ use diesel::PgConnection;
 use diesel::r2d2::{self, ConnectionManager, ManageConnection};
 
 use super::HandlerError;
-use super::context::{Pool, Pooled};
+use super::context::{ConnectionPool, Pooled};
 use crate::engine::host::sql::connection::{Manager, Turn};
 use crate::engine::host::sql::logins::Logins;
 
@@ -16,13 +16,13 @@ use crate::engine::host::sql::logins::Logins;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Opens connections when they are needed, at most `most`.
-pub(crate) fn pool_of(manager: Arc<dyn Manager>, most: u32) -> Arc<Pool> {
+pub(crate) fn pool_of(manager: Arc<dyn Manager>, most: u32) -> Arc<ConnectionPool> {
     let pool = r2d2::Pool::builder()
         .max_size(most.max(1))
         .min_idle(Some(0))
         .connection_timeout(PATIENCE)
         .error_handler(Box::new(r2d2::NopErrorHandler))
-        .build_unchecked(Own {
+        .build_unchecked(OwnPool {
             manager,
             logins: Logins::default(),
         });
@@ -42,13 +42,13 @@ pub(crate) fn no_connection(error: impl std::fmt::Display) -> HandlerError {
     HandlerError::unavailable(format_args!("no connection for the handler: {error}"))
 }
 
-struct Own {
+struct OwnPool {
     manager: Arc<dyn Manager>,
     /// r2d2 tries again for each connection that is wanted.
     logins: Logins,
 }
 
-impl ManageConnection for Own {
+impl ManageConnection for OwnPool {
     type Connection = PgConnection;
     type Error = r2d2::Error;
 

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::stored::Stored;
+use super::stored::StoredHeaders;
 use crate::header::ATTRIBUTE_PREFIX;
 use crate::message::Message;
 use crate::shows::shows;
@@ -15,11 +15,11 @@ use crate::shows::shows;
 const OTHER_BYTES: usize = 256;
 
 /// The beginning that all documents of a destination share.
-pub(super) struct Envelope {
+pub(super) struct EventEnvelope {
     head: String,
 }
 
-impl Envelope {
+impl EventEnvelope {
     /// An envelope with attributes that all events have. Their names are those of headers: `ce-region`.
     pub(super) fn new(source: &str, attributes: &BTreeMap<String, String>) -> Self {
         let mut head = r#"{"specversion":"1.0","datacontenttype":"application/json""#.to_owned();
@@ -36,7 +36,7 @@ impl Envelope {
     }
 
     /// Writes one event. `data` is the stored payload, byte for byte: no parser touches what the producer wrote.
-    pub(super) fn write(&self, text: &mut String, message: &Message, stored: &Stored) {
+    pub(super) fn write(&self, text: &mut String, message: &Message, stored: &StoredHeaders) {
         text.push_str(&self.head);
         text.push_str(r#","id":""#);
         let mut buffer = Uuid::encode_buffer();
@@ -69,7 +69,7 @@ impl Envelope {
 
 shows! {
     /// Without the header values of the destination.
-    Envelope:
+    EventEnvelope:
 }
 
 /// Writes a member of the document. Names are already checked, and need no escapes.
@@ -96,7 +96,7 @@ mod tests {
         let names: Vec<String> = fixed.keys().cloned().collect();
         let stored = stored::read(message.headers.as_deref(), &names).expect("good headers");
         let mut text = String::new();
-        Envelope::new("diesel-outbox/outbox", &fixed).write(&mut text, message, &stored);
+        EventEnvelope::new("diesel-outbox/outbox", &fixed).write(&mut text, message, &stored);
         text
     }
 

@@ -15,7 +15,7 @@ use ureq::Error;
 use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, NextTimeout, Transport};
 
 use super::head::{Head, Progress};
-use super::lines::Watch;
+use super::lines::LineWatch;
 use super::socket::Stalled;
 
 /// The sizes of the buffers of each connection. They are small because there may be hundreds of connections.
@@ -31,7 +31,7 @@ const AT_ONCE: Duration = Duration::from_millis(10);
 /// Wraps the connection of the connectors before it in the chain.
 #[derive(Debug)]
 pub(super) struct OneWriteConnector {
-    pub(super) watch: Arc<Watch>,
+    pub(super) watch: Arc<LineWatch>,
 }
 
 impl<In: Transport> Connector<In> for OneWriteConnector {
@@ -45,9 +45,9 @@ impl<In: Transport> Connector<In> for OneWriteConnector {
         Ok(chained.map(|inner| OneWrite {
             inner,
             pending: Vec::new(),
-            stage: Stage::Idle,
+            stage: HeadStage::Idle,
             head: Head::default(),
-            shown: Shown::default(),
+            shown: UnreadHead::default(),
             watch: Arc::clone(&self.watch),
         }))
     }
@@ -58,15 +58,15 @@ pub(super) struct OneWrite<In> {
     inner: In,
     /// Bytes that ureq has written and that this connection has not yet sent.
     pending: Vec<u8>,
-    stage: Stage,
+    stage: HeadStage,
     head: Head,
     /// The head for ureq, until ureq has read it.
-    shown: Shown,
-    watch: Arc<Watch>,
+    shown: UnreadHead,
+    watch: Arc<LineWatch>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum HeadStage {
     Idle,
     /// The request is being written, or the head of the response read.
     Exchange,
@@ -100,7 +100,7 @@ impl<In: Transport> OneWrite<In> {
             let is_stalled = matches!(&error, Error::Other(inner) if inner.is::<Stalled>());
             match self.take_answer() {
                 Ok(true) => {
-                    self.stage = Stage::Answered;
+                    self.stage = HeadStage::Answered;
                     return Ok(());
                 }
                 Ok(false) if is_stalled => left = remaining(timeout, began),
@@ -167,7 +167,7 @@ impl<In: Transport> OneWrite<In> {
                 Progress::Whole => break,
                 // ureq says what is wrong.
                 Progress::NotHttp => {
-                    self.stage = Stage::Body;
+                    self.stage = HeadStage::Body;
                     return Ok(true);
                 }
                 Progress::Part => {}
@@ -196,12 +196,12 @@ impl<In: Transport> OneWrite<In> {
             has_read = true;
         }
         let arrived = self.inner.buffers().input().len();
-        if self.stage == Stage::Answered {
+        if self.stage == HeadStage::Answered {
             self.head.close();
         }
         self.head.write(&mut self.shown.0, arrived);
         self.watch.keeps(self.head.idle());
-        self.stage = Stage::Body;
+        self.stage = HeadStage::Body;
         Ok(true)
     }
 }
@@ -216,13 +216,13 @@ impl<In: Transport> Transport for OneWrite<In> {
 
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
         match self.stage {
-            Stage::Idle | Stage::Body => {
-                self.stage = Stage::Exchange;
+            HeadStage::Idle | HeadStage::Body => {
+                self.stage = HeadStage::Exchange;
                 self.head = Head::default();
                 self.watch.begins();
             }
-            Stage::Exchange => {}
-            Stage::Answered => return Ok(()),
+            HeadStage::Exchange => {}
+            HeadStage::Answered => return Ok(()),
         }
         let output = &self.inner.buffers().output()[..amount];
         if self.pending.len() + amount <= MOST_PENDING {
@@ -236,7 +236,7 @@ impl<In: Transport> Transport for OneWrite<In> {
         let output = output.to_vec();
         let began = Instant::now();
         self.flush(timeout, began)?;
-        if self.stage == Stage::Answered {
+        if self.stage == HeadStage::Answered {
             return Ok(());
         }
         self.inner.buffers().output()[..amount].copy_from_slice(&output);
@@ -247,8 +247,8 @@ impl<In: Transport> Transport for OneWrite<In> {
         let began = Instant::now();
         self.flush(timeout, began)?;
         match self.stage {
-            Stage::Exchange | Stage::Answered => self.read_head(timeout, began),
-            Stage::Idle | Stage::Body => self.read_in_time(timeout),
+            HeadStage::Exchange | HeadStage::Answered => self.read_head(timeout, began),
+            HeadStage::Idle | HeadStage::Body => self.read_in_time(timeout),
         }
     }
 
@@ -265,9 +265,9 @@ impl<In: Transport> Transport for OneWrite<In> {
 
 /// A head that ureq has not read.
 #[derive(Debug, Default)]
-struct Shown(Vec<u8>);
+struct UnreadHead(Vec<u8>);
 
-impl Buffers for Shown {
+impl Buffers for UnreadHead {
     fn output(&mut self) -> &mut [u8] {
         &mut []
     }

@@ -10,12 +10,12 @@ use secrecy::ExposeSecret;
 use url::Url;
 use uuid::Uuid;
 
-use super::cloudevents::Envelope;
+use super::cloudevents::EventEnvelope;
 use super::connection::OUTPUT_BYTES;
 use super::header_signature::HeaderSigner;
 use super::headers;
 use super::signature::Signer;
-use super::stored::{self, Stored, invalid};
+use super::stored::{self, StoredHeaders, invalid};
 use crate::config::{AuthKind, Config, ConfigError, Destination, Mode};
 use crate::dispatch::Failure;
 use crate::header::{ATTRIBUTE_PREFIX, MAX_LINE_BYTES, check_header};
@@ -39,7 +39,7 @@ pub(super) struct Form {
     fixed: Vec<(HeaderName, HeaderValue)>,
     /// The names of the destination's headers. Stored headers with these names are left out.
     fixed_names: Vec<String>,
-    envelope: Envelope,
+    envelope: EventEnvelope,
     signer: Signer,
     header_signer: Option<HeaderSigner>,
     max_payload_bytes: Option<usize>,
@@ -61,7 +61,7 @@ pub(super) fn origin(source: &str) -> String {
 #[derive(Debug)]
 pub(super) struct Checked<'a> {
     message: &'a Message,
-    stored: Stored,
+    stored: StoredHeaders,
 }
 
 /// A request.
@@ -154,7 +154,7 @@ impl Form {
                 .map(|(name, value)| (name.clone(), value.clone()))
                 .collect(),
             fixed_names,
-            envelope: Envelope::new(source, &attributes),
+            envelope: EventEnvelope::new(source, &attributes),
             signer: signer?,
             header_signer: header_signer.map_err(|reason| bad("auth", reason))?,
             max_payload_bytes: destination.max_payload_bytes,
@@ -265,7 +265,7 @@ impl Form {
         headers
     }
 
-    fn array(&self, events: &[(&Message, &Stored)]) -> String {
+    fn array(&self, events: &[(&Message, &StoredHeaders)]) -> String {
         let bytes: usize = events
             .iter()
             .map(|(message, _)| self.envelope.len_of(message))

@@ -28,14 +28,14 @@ const LONGEST_VALUE: usize = 512;
 /// The head of a response, as far as it has arrived.
 #[derive(Debug, Default)]
 pub(super) struct Head {
-    place: Place,
+    place: HeadPlace,
     bytes: usize,
     status: Status,
     fields: Fields,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum HeadPlace {
     #[default]
     Status,
     /// In a line of which the rest does not matter.
@@ -74,11 +74,11 @@ struct Fields {
     kept: [Vec<u8>; KEPT.len()],
     has_challenge: bool,
     /// The field that a folded line continues.
-    last: Option<Field>,
+    last: Option<HeadField>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Field {
+enum HeadField {
     Length,
     Encoding,
     Connection,
@@ -88,7 +88,7 @@ enum Field {
     Kept(usize),
 }
 
-impl Field {
+impl HeadField {
     fn of(name: &[u8]) -> Option<Self> {
         let known = [
             ("content-length", Self::Length),
@@ -122,10 +122,10 @@ impl Head {
         let mut used = 0;
         let progress = loop {
             let rest = &input[used..];
-            if self.place == Place::End {
+            if self.place == HeadPlace::End {
                 break Progress::Whole;
             }
-            if self.place == Place::Status {
+            if self.place == HeadPlace::Status {
                 if let Some(blank) = blank_line(rest) {
                     used += blank;
                     continue;
@@ -135,22 +135,22 @@ impl Head {
                     StatusLine::NotHttp => break Progress::NotHttp,
                     StatusLine::Of(status) => self.status = status,
                 }
-                self.place = Place::RestOfLine;
+                self.place = HeadPlace::RestOfLine;
             }
             let end = memchr::memchr(b'\n', rest);
             match (end, self.place) {
-                (Some(end), Place::RestOfLine) => {
+                (Some(end), HeadPlace::RestOfLine) => {
                     used += end + 1;
-                    self.place = Place::Fields;
+                    self.place = HeadPlace::Fields;
                 }
                 (Some(end), _) => {
                     used += end + 1;
                     self.line(rest[..end].strip_suffix(b"\r").unwrap_or(&rest[..end]));
                 }
                 (None, place) => {
-                    if place == Place::RestOfLine || rest.len() > LONGEST_LINE {
+                    if place == HeadPlace::RestOfLine || rest.len() > LONGEST_LINE {
                         used = input.len();
-                        self.place = Place::RestOfLine;
+                        self.place = HeadPlace::RestOfLine;
                     }
                     break Progress::Part;
                 }
@@ -173,7 +173,7 @@ impl Head {
 
     /// No more of the head arrives, or it is too long.
     pub(super) fn cut(&mut self) {
-        self.place = Place::End;
+        self.place = HeadPlace::End;
         self.close();
         self.fields.length = Some(0);
         self.fields.is_chunked = false;
@@ -185,8 +185,8 @@ impl Head {
             return self.fields.line(line);
         }
         self.place = match self.status.is_interim() {
-            true => Place::Status,
-            false => Place::End,
+            true => HeadPlace::Status,
+            false => HeadPlace::End,
         };
         if self.status.is_interim() {
             self.status = Status::default();
@@ -259,14 +259,14 @@ impl Fields {
         };
         let name = line[..colon].trim_ascii_end();
         self.is_odd |= name.is_empty() || name.len() < colon;
-        self.last = Field::of(name);
+        self.last = HeadField::of(name);
         if let Some(field) = self.last {
             self.value(field, line[colon + 1..].trim_ascii());
         }
     }
 
-    fn value(&mut self, field: Field, value: &[u8]) {
-        if field == Field::Challenge {
+    fn value(&mut self, field: HeadField, value: &[u8]) {
+        if field == HeadField::Challenge {
             self.has_challenge = true;
         }
         // The value may be in the next line.
@@ -276,7 +276,7 @@ impl Fields {
         let items = || value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
         let has = |item: &str| items().any(|one| one.eq_ignore_ascii_case(item.as_bytes()));
         match field {
-            Field::Length => {
+            HeadField::Length => {
                 for item in items() {
                     match (number(item), self.length) {
                         (Some(length), None) => self.length = Some(length),
@@ -285,19 +285,21 @@ impl Fields {
                     }
                 }
             }
-            Field::Encoding if has("chunked") => self.is_chunked = true,
-            Field::Encoding => self.has_bad_framing |= !has("identity"),
-            Field::Connection => {
+            HeadField::Encoding if has("chunked") => self.is_chunked = true,
+            HeadField::Encoding => self.has_bad_framing |= !has("identity"),
+            HeadField::Connection => {
                 self.closes |= has("close");
                 self.keeps_alive |= has("keep-alive");
             }
-            Field::KeepAlive => {
+            HeadField::KeepAlive => {
                 let seconds = |item: &[u8]| number(item.strip_prefix(b"timeout=")?);
                 let timeout = items().find_map(|item| seconds(&item.to_ascii_lowercase()));
                 self.idle = timeout.map(Duration::from_secs).or(self.idle);
             }
-            Field::Kept(number) if self.kept[number].is_empty() => self.kept[number] = kept(value),
-            Field::Kept(_) | Field::Challenge => {}
+            HeadField::Kept(number) if self.kept[number].is_empty() => {
+                self.kept[number] = kept(value)
+            }
+            HeadField::Kept(_) | HeadField::Challenge => {}
         }
     }
 }
@@ -412,7 +414,7 @@ mod tests {
         if progress == Progress::NotHttp {
             return None;
         }
-        assert!(head.place == Place::End && head.has_status());
+        assert!(head.place == HeadPlace::End && head.has_status());
         let mut written = Vec::new();
         head.write(&mut written, buffer.len());
         pieces.for_each(|piece| buffer.extend_from_slice(piece));

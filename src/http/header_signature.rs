@@ -10,19 +10,19 @@ use secrecy::ExposeSecret;
 use sha1::Sha1;
 use sha2::{Sha256, Sha512};
 
-use crate::config::{Algorithm, Encoding, HeaderSignature, Part, Template};
+use crate::config::{Algorithm, AuthPart, Encoding, HeaderSignature, Template};
 
 /// Adds the header to requests.
 pub(super) struct HeaderSigner {
     name: HeaderName,
-    key: Key,
+    key: HeaderKey,
     encoding: Encoding,
     value: Template,
     content: Template,
 }
 
 /// A prepared key.
-enum Key {
+enum HeaderKey {
     Sha256(Hmac<Sha256>),
     Sha512(Hmac<Sha512>),
     Sha1(Hmac<Sha1>),
@@ -33,9 +33,9 @@ impl HeaderSigner {
     pub(super) fn new(settings: &HeaderSignature) -> Result<Self, String> {
         let secret = settings.secret.expose_secret().as_bytes();
         let key = match settings.algorithm {
-            Algorithm::Sha256 => Hmac::new_from_slice(secret).map(Key::Sha256),
-            Algorithm::Sha512 => Hmac::new_from_slice(secret).map(Key::Sha512),
-            Algorithm::Sha1 => Hmac::new_from_slice(secret).map(Key::Sha1),
+            Algorithm::Sha256 => Hmac::new_from_slice(secret).map(HeaderKey::Sha256),
+            Algorithm::Sha512 => Hmac::new_from_slice(secret).map(HeaderKey::Sha512),
+            Algorithm::Sha1 => Hmac::new_from_slice(secret).map(HeaderKey::Sha1),
         };
         Ok(Self {
             name: HeaderName::try_from(&settings.name).map_err(|error| error.to_string())?,
@@ -55,16 +55,16 @@ impl HeaderSigner {
         body: &str,
     ) -> Result<(), InvalidHeaderValue> {
         let content = self.content.0.iter().map(|part| match part {
-            Part::Text(text) => text.as_str(),
-            Part::Id => id,
-            Part::Timestamp => timestamp,
-            Part::Body => body,
-            Part::Signature => "",
+            AuthPart::Text(text) => text.as_str(),
+            AuthPart::Id => id,
+            AuthPart::Timestamp => timestamp,
+            AuthPart::Body => body,
+            AuthPart::Signature => "",
         });
         let mac = match &self.key {
-            Key::Sha256(key) => mac(key, content),
-            Key::Sha512(key) => mac(key, content),
-            Key::Sha1(key) => mac(key, content),
+            HeaderKey::Sha256(key) => mac(key, content),
+            HeaderKey::Sha512(key) => mac(key, content),
+            HeaderKey::Sha1(key) => mac(key, content),
         };
         let signature = match self.encoding {
             Encoding::Hex => hex(&mac),
@@ -75,11 +75,11 @@ impl HeaderSigner {
             .0
             .iter()
             .map(|part| match part {
-                Part::Text(text) => text.as_str(),
-                Part::Id => id,
-                Part::Timestamp => timestamp,
-                Part::Signature => &signature,
-                Part::Body => "",
+                AuthPart::Text(text) => text.as_str(),
+                AuthPart::Id => id,
+                AuthPart::Timestamp => timestamp,
+                AuthPart::Signature => &signature,
+                AuthPart::Body => "",
             })
             .collect();
         headers.insert(self.name.clone(), HeaderValue::try_from(value)?);

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::header_signature::HeaderSigner;
 use super::signature::Signer;
-use super::stored::{Stored, Trace};
+use super::stored::{AttemptTrace, StoredHeaders};
 use crate::header::ENCODED;
 use crate::message::Message;
 
@@ -65,7 +65,10 @@ pub(super) fn add_delivery(
     Ok(())
 }
 
-pub(super) fn add_trace(headers: &mut HeaderMap, trace: Trace) -> Result<(), InvalidHeaderValue> {
+pub(super) fn add_trace(
+    headers: &mut HeaderMap,
+    trace: AttemptTrace,
+) -> Result<(), InvalidHeaderValue> {
     headers.insert(TRACEPARENT, HeaderValue::try_from(trace.parent)?);
     if let Some(state) = trace.state {
         headers.insert(TRACESTATE, HeaderValue::try_from(state)?);
@@ -77,7 +80,7 @@ pub(super) fn add_trace(headers: &mut HeaderMap, trace: Trace) -> Result<(), Inv
 pub(super) fn add_attributes(
     headers: &mut HeaderMap,
     message: &Message,
-    stored: &Stored,
+    stored: &StoredHeaders,
 ) -> Result<(), InvalidHeaderValue> {
     let time = humantime::format_rfc3339_micros(message.time()).to_string();
     headers.insert(CE_ID, id_value(message.message_id)?);

@@ -40,18 +40,18 @@ pub(crate) fn close_idle() {
 pub(super) struct Line {
     pub(super) agent: Agent,
     pub(super) permit: Permit,
-    pub(super) watch: Arc<Watch>,
+    pub(super) watch: Arc<LineWatch>,
 }
 
 /// What is known of the connection of a line.
 #[derive(Debug, Default)]
-pub(super) struct Watch {
-    connection: Mutex<Option<Connection>>,
+pub(super) struct LineWatch {
+    connection: Mutex<Option<LineConnection>>,
     has_answered: AtomicBool,
 }
 
 #[derive(Debug)]
-struct Connection {
+struct LineConnection {
     /// Ends with the connection.
     stream: Weak<TcpStream>,
     since: Instant,
@@ -59,10 +59,10 @@ struct Connection {
     idle: Duration,
 }
 
-impl Watch {
+impl LineWatch {
     /// A connection has been made.
     pub(super) fn connects(&self, stream: &Arc<TcpStream>) {
-        *lock(&self.connection) = Some(Connection {
+        *lock(&self.connection) = Some(LineConnection {
             stream: Arc::downgrade(stream),
             since: Instant::now(),
             idle: IDLE_AGE,
@@ -241,11 +241,11 @@ mod tests {
 
     use super::*;
 
-    fn connected() -> (Watch, Arc<TcpStream>, TcpListener) {
+    fn connected() -> (LineWatch, Arc<TcpStream>, TcpListener) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let stream = Arc::new(TcpStream::connect(address).expect("a listener"));
-        let watch = Watch::default();
+        let watch = LineWatch::default();
         watch.connects(&stream);
         (watch, stream, listener)
     }

@@ -50,7 +50,7 @@ pub(super) type Lookup = dyn Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send
 
 /// A host and a port.
 pub(super) type Name = (Arc<str>, u16);
-pub(super) type Answer = Result<Arc<[SocketAddr]>, LookupFailed>;
+pub(super) type LookupResult = Result<Arc<[SocketAddr]>, LookupFailed>;
 
 /// A name that could not be resolved.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -86,20 +86,20 @@ impl Default for Times {
 /// Dropping `Lookups` ends its threads. A thread whose lookup hangs is left running, and ends after the
 /// lookup.
 pub(super) struct Lookups {
-    shared: Arc<Shared>,
+    shared: Arc<SharedLookups>,
     /// Disconnected when the last thread ends.
     ended: Receiver<()>,
     alive: Option<Sender<()>>,
 }
 
-struct Shared {
+struct SharedLookups {
     lookup: Box<Lookup>,
     times: Times,
     /// At most [`MOST_KEPT`] results, plus recent results.
-    kept: RwLock<HashMap<Name, Kept>>,
+    kept: RwLock<HashMap<Name, KeptAddresses>>,
     /// The most threads.
     threads: usize,
-    in_flight: Mutex<InFlight>,
+    in_flight: Mutex<LookupInFlight>,
     /// Notified when a lookup ends.
     answered: Condvar,
     /// Notified when a name is asked for, and at the end.
@@ -107,7 +107,7 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct InFlight {
+struct LookupInFlight {
     /// Names that are being looked up, or wait for a thread. Each is there once.
     names: HashMap<Name, Asked>,
     /// The names that wait for a thread, by their numbers. Hardly more than there are senders.
@@ -138,13 +138,13 @@ enum Standing {
     Failed,
 }
 
-struct Kept {
-    answer: Answer,
+struct KeptAddresses {
+    answer: LookupResult,
     since: Instant,
     until: Instant,
 }
 
-impl InFlight {
+impl LookupInFlight {
     fn put(&mut self, name: &Name, standing: Standing, since: Instant) {
         self.last_number += 1;
         let asked = Asked {
@@ -224,7 +224,7 @@ fn domain(host: &str) -> &str {
 impl Lookups {
     /// Runs at most `threads` lookups at once, and never two for the same name.
     pub(super) fn new(lookup: Box<Lookup>, threads: usize, times: Times) -> Self {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedLookups {
             lookup,
             times,
             kept: RwLock::default(),
@@ -242,7 +242,7 @@ impl Lookups {
     }
 
     /// Has a thread look for work.
-    fn wake(&self, in_flight: &mut InFlight) -> io::Result<()> {
+    fn wake(&self, in_flight: &mut LookupInFlight) -> io::Result<()> {
         let number = in_flight.threads.len();
         let wanted = in_flight.running + in_flight.queue.len();
         if number < wanted.min(self.shared.threads) {
@@ -265,7 +265,7 @@ impl Lookups {
     }
 
     /// A new or recent result or, if the lookup is slow, an older result. `None`: no result before the deadline.
-    pub(super) fn addresses(&self, name: &Name, deadline: Instant) -> Option<Answer> {
+    pub(super) fn addresses(&self, name: &Name, deadline: Instant) -> Option<LookupResult> {
         if let Some(answer) = self.shared.kept(name, None) {
             return Some(answer);
         }
@@ -335,12 +335,12 @@ impl Drop for Lookups {
     }
 }
 
-impl Shared {
-    fn all_kept(&self) -> RwLockReadGuard<'_, HashMap<Name, Kept>> {
+impl SharedLookups {
+    fn all_kept(&self) -> RwLockReadGuard<'_, HashMap<Name, KeptAddresses>> {
         self.kept.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn kept(&self, name: &Name, asked: Option<Instant>) -> Option<Answer> {
+    fn kept(&self, name: &Name, asked: Option<Instant>) -> Option<LookupResult> {
         let kept = self.all_kept();
         let kept = kept.get(name)?;
         let is_new = asked.is_some_and(|asked| kept.since >= asked);
@@ -364,7 +364,7 @@ impl Shared {
         kept.answer.clone().ok()
     }
 
-    fn in_flight(&self) -> MutexGuard<'_, InFlight> {
+    fn in_flight(&self) -> MutexGuard<'_, LookupInFlight> {
         lock(&self.in_flight)
     }
 
@@ -387,13 +387,13 @@ impl Shared {
         }
     }
 
-    fn keep(&self, name: &Name, answer: Answer) {
+    fn keep(&self, name: &Name, answer: LookupResult) {
         let now = Instant::now();
         let keep = match answer {
             Ok(_) => self.times.keep,
             Err(_) => self.times.keep_failure,
         };
-        let kept = Kept {
+        let kept = KeptAddresses {
             answer,
             since: now,
             until: now + keep,
@@ -405,7 +405,7 @@ impl Shared {
         all.insert(name.clone(), kept);
     }
 
-    fn look_up(&self, (host, port): &Name) -> Answer {
+    fn look_up(&self, (host, port): &Name) -> LookupResult {
         let failed = |reason: String| failed(host, reason);
         // A panic must not end the thread, because all destinations need it.
         let found = catch_unwind(AssertUnwindSafe(|| (self.lookup)(host, *port)))
@@ -521,7 +521,7 @@ mod tests {
     #[test]
     fn each_domain_gets_less_than_is_left_and_doubtful_names_get_a_part() {
         let begin = |standing: Standing, host: fn(usize) -> String| {
-            let (mut in_flight, now) = (InFlight::default(), Instant::now());
+            let (mut in_flight, now) = (LookupInFlight::default(), Instant::now());
             (0..100).for_each(|n| in_flight.put(&name(&host(n)), standing, now));
             let begun = std::iter::from_fn(|| in_flight.begin(32)).count();
             in_flight.put(&name("known.example"), Standing::Resolved, now);

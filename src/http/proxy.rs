@@ -22,9 +22,9 @@ use uuid::Uuid;
 
 use super::credentials::basic;
 use super::head::status_of;
-use super::lines::Watch;
+use super::lines::LineWatch;
 use super::shortage::{NotConnected, is_shortage, not_connected};
-use super::socket::{Socket, connect_to_first};
+use super::socket::{ReceiverSocket, connect_to_first};
 use super::sockets::Permit;
 use crate::config::{Config, ConfigError, Destination, Proxy};
 use crate::lock::lock;
@@ -38,12 +38,12 @@ const LONGEST_METHOD: usize = 16;
 #[derive(Debug)]
 pub(super) struct Via {
     pub(super) url: Url,
-    way: Way,
+    way: ProxyWay,
 }
 
 /// The way through a proxy.
 #[derive(Debug)]
-enum Way {
+enum ProxyWay {
     /// The head of a CONNECT request, with the password for the proxy.
     Tunnel(SecretString),
     /// The proxy forwards each request.
@@ -119,13 +119,13 @@ impl Via {
     fn new(url: &Url, destination: &Url) -> Result<Self, &'static str> {
         let authorization = Self::check(url)?;
         let way = match destination.scheme() {
-            "http" => Way::Forward {
+            "http" => ProxyWay::Forward {
                 check: connect_to(destination, TUNNEL_PORT, authorization.as_ref()).into(),
                 authorization,
             },
             _ => {
                 let port = destination.port_or_known_default().unwrap_or_default();
-                Way::Tunnel(connect_to(destination, port, authorization.as_ref()).into())
+                ProxyWay::Tunnel(connect_to(destination, port, authorization.as_ref()).into())
             }
         };
         Ok(Self {
@@ -136,7 +136,7 @@ impl Via {
 
     /// The URI to give to ureq for a destination.
     pub(super) fn target(&self, uri: &Uri) -> Result<Uri, ::http::Error> {
-        if matches!(self.way, Way::Tunnel(_)) {
+        if matches!(self.way, ProxyWay::Tunnel(_)) {
             return Ok(uri.clone());
         }
         let mut parts = uri.clone().into_parts();
@@ -147,15 +147,15 @@ impl Via {
     /// The credentials to send with each request, if the proxy forwards requests.
     pub(super) fn authorization(&self) -> Option<&HeaderValue> {
         match &self.way {
-            Way::Forward { authorization, .. } => authorization.as_ref(),
-            Way::Tunnel(_) => None,
+            ProxyWay::Forward { authorization, .. } => authorization.as_ref(),
+            ProxyWay::Tunnel(_) => None,
         }
     }
 
     /// Whether a response may be the proxy's own: it asks for other credentials. Every other response to a forwarded request
     /// counts as the destination's, because they look alike.
     pub(super) fn may_be_own(&self, status: Option<u16>, headers: &HeaderMap) -> bool {
-        let is_forwarded = matches!(self.way, Way::Forward { .. });
+        let is_forwarded = matches!(self.way, ProxyWay::Forward { .. });
         let is_challenge = status == Some(407) && headers.contains_key(PROXY_AUTHENTICATE);
         is_forwarded && is_challenge
     }
@@ -163,10 +163,10 @@ impl Via {
     /// Whether the proxy at these addresses refuses the credentials. A destination can write the same response, but not
     /// that to CONNECT. So the relay asks for a tunnel to the host of the destination, at the port that each proxy allows.
     pub(super) fn check_credentials(&self, proxy: &[SocketAddr]) -> Result<(), Error> {
-        let Way::Forward { check, .. } = &self.way else {
+        let ProxyWay::Forward { check, .. } = &self.way else {
             return Ok(());
         };
-        let asked = || -> Option<Answer> {
+        let asked = || -> Option<ProxyAnswer> {
             let _permit = Permit::take(QUICKLY)?;
             let quickly = NextTimeout {
                 after: QUICKLY.into(),
@@ -322,13 +322,13 @@ fn connect_to(destination: &Url, port: u16, authorization: Option<&HeaderValue>)
 
 /// The answer of a proxy to CONNECT.
 #[derive(Debug, PartialEq, Eq)]
-struct Answer {
+struct ProxyAnswer {
     status: u16,
     /// Whether the proxy names a way to authenticate.
     is_challenge: bool,
 }
 
-impl Answer {
+impl ProxyAnswer {
     /// Whether the proxy refuses the credentials.
     fn is_refusal(&self) -> bool {
         self.status == 407 && self.is_challenge
@@ -341,7 +341,7 @@ fn ask(
     connect: &SecretString,
     stream: &mut (impl Read + Write),
     has_ended: impl Fn() -> bool,
-) -> io::Result<Answer> {
+) -> io::Result<ProxyAnswer> {
     stream.write_all(connect.expose_secret().as_bytes())?;
     stream.flush()?;
     let mut head = Vec::new();
@@ -362,7 +362,7 @@ fn ask(
             // Interim responses.
             Some(100..=199) => head.clear(),
             Some(status) => {
-                return Ok(Answer {
+                return Ok(ProxyAnswer {
                     status,
                     is_challenge: has_challenge(&head),
                 });
@@ -408,13 +408,13 @@ pub(super) fn left(details: &ConnectionDetails) -> NextTimeout {
 #[derive(Debug)]
 pub(super) struct FirstHop {
     pub(super) via: Option<Arc<Via>>,
-    pub(super) watch: Arc<Watch>,
+    pub(super) watch: Arc<LineWatch>,
     /// The address that worked when the first did not.
     pub(super) worked: Arc<Mutex<Option<IpAddr>>>,
 }
 
 impl FirstHop {
-    fn connect(&self, details: &ConnectionDetails) -> Result<Socket, Error> {
+    fn connect(&self, details: &ConnectionDetails) -> Result<ReceiverSocket, Error> {
         let worked = *lock(&self.worked);
         let (stream, address) =
             connect_to_first(&details.addrs, worked, left(details), Permit::spare).map_err(
@@ -437,12 +437,12 @@ impl FirstHop {
         self.watch.connects(&stream);
         let config = details.config;
         let buffers = LazyBuffers::new(config.input_buffer_size(), config.output_buffer_size());
-        Ok(Socket::new(stream, buffers))
+        Ok(ReceiverSocket::new(stream, buffers))
     }
 }
 
 impl Connector for FirstHop {
-    type Out = Socket;
+    type Out = ReceiverSocket;
 
     fn connect(
         &self,
@@ -455,8 +455,8 @@ impl Connector for FirstHop {
         };
         let to_proxy = connected.map_err(|error| via.unreachable(error))?;
         match &via.way {
-            Way::Forward { .. } => Ok(Some(to_proxy)),
-            Way::Tunnel(connect) => via.open(connect, to_proxy, details).map(Some),
+            ProxyWay::Forward { .. } => Ok(Some(to_proxy)),
+            ProxyWay::Tunnel(connect) => via.open(connect, to_proxy, details).map(Some),
         }
     }
 }
@@ -469,7 +469,7 @@ pub(super) struct AbsoluteForm {
 
 impl AbsoluteForm {
     pub(super) fn new(via: Option<&Via>) -> Self {
-        let is_forwarded = via.is_some_and(|via| matches!(via.way, Way::Forward { .. }));
+        let is_forwarded = via.is_some_and(|via| matches!(via.way, ProxyWay::Forward { .. }));
         Self { is_forwarded }
     }
 }
@@ -555,8 +555,8 @@ mod tests {
     #[test]
     fn a_tunnel_is_requested_with_host_port_and_credentials() {
         let head = |via: Via| match via.way {
-            Way::Tunnel(connect) => connect.expose_secret().to_owned(),
-            Way::Forward { .. } => panic!("https needs a tunnel"),
+            ProxyWay::Tunnel(connect) => connect.expose_secret().to_owned(),
+            ProxyWay::Forward { .. } => panic!("https needs a tunnel"),
         };
         let plain = head(via("http://proxy:3128", "https://shop.example/a?b").expect("a proxy"));
         assert!(

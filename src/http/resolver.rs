@@ -31,13 +31,13 @@ const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 pub(super) struct FirstAddress {
     lookups: Arc<Lookups>,
     host: Arc<str>,
-    place: Place,
+    place: ResolverPlace,
     egress: Egress,
     via: Option<Arc<Via>>,
 }
 
 #[derive(Clone)]
-enum Place {
+enum ResolverPlace {
     Address(SocketAddr),
     Name(Name),
 }
@@ -59,8 +59,8 @@ impl FirstAddress {
         let port = url.port_or_known_default().unwrap_or_default();
         let literal = host.trim_start_matches('[').trim_end_matches(']');
         let place = match literal.parse::<IpAddr>() {
-            Ok(address) => Place::Address(SocketAddr::new(address, port)),
-            Err(_) => Place::Name((Arc::clone(&host), port)),
+            Ok(address) => ResolverPlace::Address(SocketAddr::new(address, port)),
+            Err(_) => ResolverPlace::Name((Arc::clone(&host), port)),
         };
         Self {
             lookups: Arc::clone(lookups),
@@ -74,8 +74,8 @@ impl FirstAddress {
     /// The addresses, which a lookup finds within this time.
     pub(super) fn addresses(&self, within: Duration) -> Result<Vec<SocketAddr>, ureq::Error> {
         let found = match &self.place {
-            Place::Address(address) => Arc::from([*address]),
-            Place::Name(name) => {
+            ResolverPlace::Address(address) => Arc::from([*address]),
+            ResolverPlace::Name(name) => {
                 let deadline = Instant::now() + within.min(LONGEST_WAIT);
                 self.lookups
                     .addresses(name, deadline)

@@ -5,13 +5,13 @@ use std::time::SystemTime;
 use ::http::header::LOCATION;
 
 use super::retry_after::{reset, retry_after};
-use super::target::Answer;
+use super::target::HttpAnswer;
 use crate::config::{Class, Destination, shown_url};
 use crate::dispatch::{Failure, Outcome, Pause};
 use crate::status::{REDIRECTS_TO, ReasonCode};
 
 /// The outcome of a response.
-pub(super) fn outcome(answer: Answer, destination: &Destination, now: SystemTime) -> Outcome {
+pub(super) fn outcome(answer: HttpAnswer, destination: &Destination, now: SystemTime) -> Outcome {
     let status = answer.response.status.unwrap_or_default();
     let asked = retry_after(&answer.headers, now);
     let class = match status {
@@ -73,10 +73,10 @@ mod tests {
     use super::*;
     use crate::dispatch::Response;
 
-    fn answer(status: u16, header: Option<(HeaderName, &str)>) -> Answer {
+    fn answer(status: u16, header: Option<(HeaderName, &str)>) -> HttpAnswer {
         let header = header.into_iter();
         let valid = |(name, value): (_, &str)| (name, value.parse().expect("a header"));
-        Answer {
+        HttpAnswer {
             response: Response::new(Some(status), None),
             headers: header.map(valid).collect(),
             body: String::new(),
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn a_redirect_of_an_unchecked_server_says_only_to_operators_where_to() {
         for shown_to in [ShownTo::Operators, ShownTo::Nobody] {
-            let answer = Answer {
+            let answer = HttpAnswer {
                 shown_to,
                 ..answer(308, Some((LOCATION, "http://10.0.0.7/")))
             };

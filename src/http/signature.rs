@@ -17,12 +17,12 @@ const SIGNATURE_BYTES: usize = 93;
 /// Signs requests with each secret, and computes the MACs to verify symmetric signatures.
 #[derive(Clone)]
 pub(crate) struct Signer {
-    keys: Vec<Key>,
+    keys: Vec<PreparedKey>,
 }
 
 /// A prepared key, so that no request repeats the key setup.
 #[derive(Clone)]
-enum Key {
+enum PreparedKey {
     Symmetric(Hmac<Sha256>),
     Asymmetric(SigningKey),
 }
@@ -32,9 +32,9 @@ impl Signer {
     pub(crate) fn new(secrets: &[SigningSecret]) -> Result<Self, String> {
         let key = |(index, secret): (usize, &SigningSecret)| {
             let key = match secret.is_asymmetric() {
-                true => secret.private_key().map(Key::Asymmetric),
+                true => secret.private_key().map(PreparedKey::Asymmetric),
                 false => Hmac::new_from_slice(secret.key())
-                    .map(Key::Symmetric)
+                    .map(PreparedKey::Symmetric)
                     .map_err(|error| error.to_string()),
             };
             key.map_err(|reason| format!("secret {}: {reason}", index + 1))
@@ -63,12 +63,12 @@ impl Signer {
                 signatures.push(' ');
             }
             match key {
-                Key::Symmetric(keyed) => {
+                PreparedKey::Symmetric(keyed) => {
                     signatures.push_str("v1,");
                     let mac = mac(keyed, id, timestamp, body);
                     BASE64.encode_string(mac.finalize().into_bytes(), &mut signatures);
                 }
-                Key::Asymmetric(private) => {
+                PreparedKey::Asymmetric(private) => {
                     signatures.push_str("v1a,");
                     let whole = whole.get_or_insert_with(|| signed_content(id, timestamp, body));
                     BASE64.encode_string(private.sign(whole).to_bytes(), &mut signatures);
@@ -86,8 +86,8 @@ impl Signer {
         body: &[u8],
     ) -> impl Iterator<Item = Hmac<Sha256>> {
         self.keys.iter().filter_map(move |key| match key {
-            Key::Symmetric(keyed) => Some(mac(keyed, id, timestamp, body)),
-            Key::Asymmetric(_) => None,
+            PreparedKey::Symmetric(keyed) => Some(mac(keyed, id, timestamp, body)),
+            PreparedKey::Asymmetric(_) => None,
         })
     }
 }

@@ -43,7 +43,7 @@ pub(super) struct Closed;
 
 /// A connection to a receiver or a proxy.
 #[derive(Debug)]
-pub(super) struct Socket {
+pub(super) struct ReceiverSocket {
     stream: Arc<TcpStream>,
     buffers: LazyBuffers,
     read_timeout: Option<Duration>,
@@ -56,7 +56,7 @@ pub(super) struct Socket {
 #[error("input has arrived before the output was written")]
 pub(super) struct Stalled;
 
-impl Socket {
+impl ReceiverSocket {
     pub(super) fn new(stream: Arc<TcpStream>, buffers: LazyBuffers) -> Self {
         Self {
             stream,
@@ -110,7 +110,7 @@ impl Socket {
     }
 }
 
-impl Transport for Socket {
+impl Transport for ReceiverSocket {
     fn buffers(&mut self) -> &mut dyn Buffers {
         &mut self.buffers
     }
@@ -205,7 +205,7 @@ fn poll_until(fds: &mut [PollFd<'_>], until: Option<Instant>) -> io::Result<()> 
 }
 
 /// An address that has not answered yet.
-struct Try {
+struct ConnectTry {
     fd: OwnedFd,
     address: SocketAddr,
     began: Instant,
@@ -224,7 +224,7 @@ pub(super) fn connect_to_first(
 ) -> Result<(TcpStream, SocketAddr), Error> {
     let until = deadline(timeout);
     let mut waiting = in_order(addresses, worked).into_iter().peekable();
-    let mut tries: Vec<Try> = Vec::new();
+    let mut tries: Vec<ConnectTry> = Vec::new();
     // One less than there are tries, or more.
     let mut permits: Vec<Permit> = Vec::new();
     let mut next_at = Instant::now();
@@ -246,7 +246,7 @@ pub(super) fn connect_to_first(
                     match begin(address) {
                         Ok(fd) => {
                             let began = now;
-                            tries.push(Try { fd, address, began });
+                            tries.push(ConnectTry { fd, address, began });
                             next_at = now + NEXT_ADDRESS_AFTER;
                         }
                         Err(error) if Shortage::of(&error).is_some() => return Err(error.into()),
@@ -273,7 +273,7 @@ pub(super) fn connect_to_first(
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let ready: Vec<bool> = fds.iter().map(is_ready).collect();
         for number in (0..ready.len()).rev().filter(|number| ready[*number]) {
-            let Try { fd, address, .. } = tries.remove(number);
+            let ConnectTry { fd, address, .. } = tries.remove(number);
             match socket_error(&fd).map_err(io::Error::from)? {
                 Ok(()) => return Ok((finish(fd)?, address)),
                 Err(error) => failed = Some(error.into()),
@@ -472,14 +472,14 @@ pub(super) mod tests {
         );
     }
 
-    fn pair() -> (Socket, TcpStream) {
+    fn pair() -> (ReceiverSocket, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let (stream, _) =
             connect(&[address], None, within(Duration::from_secs(20))).expect("a listener");
         let (peer, _) = listener.accept().expect("a connection");
         let buffers = LazyBuffers::new(1024, 64 * 1024);
-        (Socket::new(Arc::new(stream), buffers), peer)
+        (ReceiverSocket::new(Arc::new(stream), buffers), peer)
     }
 
     /// R14: the lease, and not the timeout, limits a send.
@@ -563,7 +563,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_connection_is_quiet_until_bytes_or_its_end_arrive() {
-        let until = |socket: &Socket| {
+        let until = |socket: &ReceiverSocket| {
             let limit = Instant::now() + Duration::from_secs(20);
             while is_quiet(&socket.stream) {
                 assert!(Instant::now() < limit, "still quiet");

@@ -15,16 +15,16 @@ const TRACESTATE: &str = "tracestate";
 
 /// The parts of stored headers, ready to be sent.
 #[derive(Debug, Default)]
-pub(super) struct Stored {
+pub(super) struct StoredHeaders {
     pub(super) headers: HeaderMap,
     /// Attributes by their header names: `ce-region`.
     pub(super) attributes: BTreeMap<String, String>,
-    pub(super) trace: Option<Trace>,
+    pub(super) trace: Option<AttemptTrace>,
 }
 
 /// The trace context of one attempt.
 #[derive(Debug)]
-pub(super) struct Trace {
+pub(super) struct AttemptTrace {
     pub(super) parent: String,
     pub(super) state: Option<String>,
     /// Whether a document also has the trace as an attribute. `false` if a trace is stored as an attribute: that
@@ -35,8 +35,8 @@ pub(super) struct Trace {
 /// Splits stored headers into their parts, and checks them: plain inserts bypass the checks of the library.
 ///
 /// Headers with a name in `fixed` (in lower case) are left out, because the destination sets them.
-pub(super) fn read(json: Option<&str>, fixed: &[String]) -> Result<Stored, Failure> {
-    let mut stored = Stored::default();
+pub(super) fn read(json: Option<&str>, fixed: &[String]) -> Result<StoredHeaders, Failure> {
+    let mut stored = StoredHeaders::default();
     let Some(json) = json else {
         return Ok(stored);
     };
@@ -90,14 +90,14 @@ fn kind_of(value: &Value) -> &'static str {
 }
 
 /// Continues the stored trace context. A state without a valid parent is dropped.
-fn take_trace(attributes: &mut BTreeMap<String, String>, fixed: &[String]) -> Option<Trace> {
+fn take_trace(attributes: &mut BTreeMap<String, String>, fixed: &[String]) -> Option<AttemptTrace> {
     let state = attributes.remove(TRACESTATE);
     let parent = continued(&attributes.remove(TRACEPARENT)?, fastrand::u64(..))?;
     #[cfg(feature = "tracing")]
     tracing::Span::current().record(TRACEPARENT, parent.as_str());
     let own = ["ce-traceparent", "ce-tracestate"];
     let is_own = |name: &str| attributes.contains_key(name) || fixed.iter().any(|f| f == name);
-    Some(Trace {
+    Some(AttemptTrace {
         parent,
         state,
         is_attribute: !own.into_iter().any(is_own),
@@ -114,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    fn of(json: &str) -> Stored {
+    fn of(json: &str) -> StoredHeaders {
         read(Some(json), &[]).expect("good headers")
     }
 

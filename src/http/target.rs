@@ -14,13 +14,13 @@ use super::connection::{INPUT_BYTES, OUTPUT_BYTES, OneWriteConnector};
 use super::credentials::{basic, without_user};
 use super::egress::Egress;
 use super::form;
-use super::lines::{IDLE_AGE, Line, Lines, Reuse, Sharing, Watch};
+use super::lines::{IDLE_AGE, Line, LineWatch, Lines, Reuse, Sharing};
 use super::lookups::{Lookup, Lookups, THREADS, THREADS_OF_ENDPOINTS, Times};
 use super::proxy::{AbsoluteForm, FirstHop, QUICKLY, Via};
 use super::resolver::FirstAddress;
 use super::shortage::Shortage;
 use super::sockets::{Permit, most_sockets};
-use super::tls::{Tls, TlsSettings};
+use super::tls::{TlsConnector, TlsSettings};
 use super::{USER_AGENT, blame};
 use crate::config::{Config, ConfigError, Destination};
 use crate::dispatch::{Failure, Outcome, Response};
@@ -51,20 +51,20 @@ pub(super) struct Target {
     has_own_timeout: bool,
     resolver: FirstAddress,
     via: Option<Arc<Via>>,
-    tls: Tls,
+    tls: TlsConnector,
     /// Idle lines, with those of other destinations if they are shared.
     lines: Arc<Lines>,
     reuse: Reuse,
     worked: Arc<Mutex<Option<IpAddr>>>,
     /// Since when every send has found only refused addresses.
     refused_since: Mutex<Option<Instant>>,
-    reads: Reads,
+    reads: BodyRead,
     shown_to: ShownTo,
 }
 
 /// How much of a response body is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reads {
+enum BodyRead {
     /// The beginning, for the ledger.
     Beginning,
     /// All of it, for as long as the send may take.
@@ -88,16 +88,16 @@ const NO_WAIT: Duration = Duration::from_millis(5);
 
 /// The state of destinations that share connections.
 #[derive(Debug)]
-struct Shared {
+struct SharedConnections {
     lines: Arc<Sharing>,
     /// `None` until a destination with https.
-    tls: Option<Tls>,
+    tls: Option<TlsConnector>,
     config: Option<Arc<ureq::config::Config>>,
 }
 
 /// A response with any status.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct HttpAnswer {
     /// The part of the body that is kept.
     pub(super) response: Response,
     pub(super) headers: HeaderMap,
@@ -106,7 +106,7 @@ pub(super) struct Answer {
     pub(super) shown_to: ShownTo,
 }
 
-impl Answer {
+impl HttpAnswer {
     /// A header, unless it has other characters than ASCII.
     pub(super) fn header(&self, name: impl AsHeaderName) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
@@ -126,7 +126,7 @@ pub(super) struct Common {
     lookups: Arc<Lookups>,
     tls: TlsSettings,
     /// `Some`: the destinations share agents.
-    sharing: Option<Shared>,
+    sharing: Option<SharedConnections>,
 }
 
 impl Common {
@@ -145,7 +145,7 @@ impl Common {
         Self {
             lookups: Arc::new(lookups),
             tls: TlsSettings::default(),
-            sharing: Some(Shared {
+            sharing: Some(SharedConnections {
                 lines: Arc::default(),
                 tls: None,
                 config: None,
@@ -214,7 +214,7 @@ impl Target {
                         let tls = common.tls.of(&destination, config)?;
                         sharing.tls.insert(tls).clone()
                     }
-                    (_, false) => Tls::default(),
+                    (_, false) => TlsConnector::default(),
                 };
                 (Arc::clone(agents), tls, Arc::clone(&sharing.lines))
             }
@@ -243,7 +243,7 @@ impl Target {
             reuse: Reuse::default(),
             worked: Arc::default(),
             refused_since: Mutex::default(),
-            reads: Reads::Beginning,
+            reads: BodyRead::Beginning,
             shown_to: match (common.sharing.is_some(), has_proxy) {
                 (true, true) => ShownTo::Nobody,
                 (true, false) if !config.endpoint_public_only => ShownTo::Operators,
@@ -255,7 +255,7 @@ impl Target {
     /// Reads whole bodies of responses, up to [`READ_BYTES`].
     pub(super) fn reading_whole(self) -> Self {
         Self {
-            reads: Reads::Whole,
+            reads: BodyRead::Whole,
             ..self
         }
     }
@@ -280,7 +280,7 @@ impl Target {
     /// more connections, and none was closed for a part of the timeout.
     fn new_line(&self) -> Option<Line> {
         let permit = Permit::take(self.timeout / 4)?;
-        let watch = Arc::new(Watch::default());
+        let watch = Arc::new(LineWatch::default());
         let hop = FirstHop {
             via: self.via.clone(),
             watch: Arc::clone(&watch),
@@ -323,7 +323,7 @@ impl Target {
         &self,
         began: Instant,
         build: impl Fn() -> Result<form::Request<'m>, Failure>,
-    ) -> Result<Answer, Outcome> {
+    ) -> Result<HttpAnswer, Outcome> {
         let mut request = build().map_err(Outcome::Dead)?;
         let is_worth_it = self.reuse.is_worth_it();
         let idle = is_worth_it.then(|| self.lines.take(began)).flatten();
@@ -373,14 +373,14 @@ impl Target {
             body,
         }: form::Request<'_>,
         passed: Duration,
-    ) -> Result<Answer, ureq::Error> {
+    ) -> Result<HttpAnswer, ureq::Error> {
         let mut request = Request::new(&*body);
         let has_body = method != Method::OPTIONS;
         *request.method_mut() = method;
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = headers;
         self.authorize(request.headers_mut());
-        let reads_whole = self.reads == Reads::Whole;
+        let reads_whole = self.reads == BodyRead::Whole;
         if self.has_own_timeout || passed > NO_WAIT || reads_whole {
             let timeout = Some(self.timeout.saturating_sub(passed));
             request = (line.agent.configure_request(request))
@@ -400,22 +400,22 @@ impl Target {
             ShownTo::Nobody => &[],
         };
         let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-        Ok(Answer {
+        Ok(HttpAnswer {
             headers: parts.headers,
             response: Response {
                 status: Some(parts.status.as_u16()),
                 body: (!kept.is_empty()).then(|| text(kept)),
             },
             body: match self.reads {
-                Reads::Beginning => String::new(),
-                Reads::Whole => text(&body),
+                BodyRead::Beginning => String::new(),
+                BodyRead::Whole => text(&body),
             },
             shown_to: self.shown_to,
         })
     }
 
     /// The response, unless it is that of a proxy that refuses the credentials.
-    fn of_receiver(&self, answer: Answer) -> Result<Answer, ureq::Error> {
+    fn of_receiver(&self, answer: HttpAnswer) -> Result<HttpAnswer, ureq::Error> {
         if let Some(via) = &self.via
             && via.may_be_own(answer.response.status, &answer.headers)
         {
@@ -426,7 +426,7 @@ impl Target {
         Ok(answer)
     }
 
-    fn follow_refusals(&self, result: &Result<Answer, Outcome>) {
+    fn follow_refusals(&self, result: &Result<HttpAnswer, Outcome>) {
         let mut since = lock(&self.refused_since);
         match result {
             Err(outcome) if is_refused(outcome) => {

@@ -35,7 +35,7 @@ pub(super) struct TlsSettings {
 }
 
 /// A client certificate with its chain, and its key.
-type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+type ClientIdentity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 impl TlsSettings {
     /// The TLS of one destination, which all its agents share.
@@ -43,11 +43,11 @@ impl TlsSettings {
         &mut self,
         destination: &Destination,
         config: &Config,
-    ) -> Result<Tls, ConfigError> {
+    ) -> Result<TlsConnector, ConfigError> {
         let Destination { name, tls, url, .. } = destination;
         let Some(provider) = provider() else {
             if url.scheme() == "http" {
-                return Ok(Tls::default());
+                return Ok(TlsConnector::default());
             }
             return Err(ConfigError::new(
                 format!("destinations.{name}.url"),
@@ -77,7 +77,7 @@ impl TlsSettings {
             Some((chain, key)) => builder.with_client_auth_cert(chain, key).map_err(bad)?,
             None => builder.with_no_client_auth(),
         };
-        Ok(Tls(Some(Arc::new(config))))
+        Ok(TlsConnector(Some(Arc::new(config))))
     }
 
     fn verifier(
@@ -179,7 +179,7 @@ pub(super) fn check_endpoints(config: &Config) -> Result<(), ConfigError> {
 fn identity(
     tls: &config::Tls,
     provider: &CryptoProvider,
-) -> Result<Option<Identity>, (&'static str, String)> {
+) -> Result<Option<ClientIdentity>, (&'static str, String)> {
     let (cert_file, key_file) = match (&tls.client_cert_file, &tls.client_key_file) {
         (None, None) => return Ok(None),
         (Some(cert_file), Some(key_file)) => (cert_file, key_file),
@@ -291,9 +291,9 @@ fn damaged(path: &Path, error: &pem::Error) -> String {
 /// The TLS connector of all agents of a destination: they share one configuration and its session cache. `None`: only
 /// for `http`.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Tls(Option<Arc<ClientConfig>>);
+pub(super) struct TlsConnector(Option<Arc<ClientConfig>>);
 
-impl<In: Transport> Connector<In> for Tls {
+impl<In: Transport> Connector<In> for TlsConnector {
     type Out = Either<In, TlsTransport<In>>;
 
     fn connect(

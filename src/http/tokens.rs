@@ -45,12 +45,12 @@ const LONGEST_ERROR: usize = 64;
 pub(super) struct Tokens {
     target: Target,
     grant: Grant,
-    state: Mutex<State>,
+    state: Mutex<TokenState>,
     has_ended: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct TokenState {
     token: Option<Token>,
     is_requested: bool,
     /// Why the last request failed, until the next one begins.
@@ -110,7 +110,7 @@ impl Tokens {
         state.is_requested = true;
         state.failed = None;
         drop(state);
-        let _ended = Ended(self);
+        let _ended = RequestEnded(self);
         let requested = self.request(began);
         let mut state = lock(&self.state);
         let now = Instant::now();
@@ -171,9 +171,9 @@ impl Tokens {
 }
 
 /// A request has ended, also by a panic: wakes those who wait for it.
-struct Ended<'a>(&'a Tokens);
+struct RequestEnded<'a>(&'a Tokens);
 
-impl Drop for Ended<'_> {
+impl Drop for RequestEnded<'_> {
     fn drop(&mut self) {
         lock(&self.0.state).is_requested = false;
         self.0.has_ended.notify_all();

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::form::origin;
-use super::target::Answer;
-use super::{EndpointClients, Place, response};
+use super::target::HttpAnswer;
+use super::{EndpointClients, HttpDestination, response};
 use crate::config::{Destination, Rate};
 use crate::dispatch::{EndpointRefusal, Failure, NotVerified, Outcome, caught};
 use crate::message::Message;
@@ -22,8 +22,8 @@ const TOPIC: &str = "outbox.verification";
 
 /// Asks one endpoint.
 #[derive(Debug)]
-pub(crate) struct Verifier {
-    place: Place,
+pub(crate) struct EndpointVerifier {
+    place: HttpDestination,
     tenant_id: Option<Uuid>,
     origin: String,
 }
@@ -33,10 +33,10 @@ impl EndpointClients {
         &self,
         destination: Destination,
         tenant_id: Option<Uuid>,
-    ) -> Result<Verifier, EndpointRefusal> {
+    ) -> Result<EndpointVerifier, EndpointRefusal> {
         let place = self.place(destination)?;
-        Ok(Verifier {
-            place: Place {
+        Ok(EndpointVerifier {
+            place: HttpDestination {
                 target: place.target.reading_whole(),
                 ..place
             },
@@ -46,7 +46,7 @@ impl EndpointClients {
     }
 }
 
-impl Verifier {
+impl EndpointVerifier {
     /// The time limit of a try.
     pub(crate) fn timeout(&self) -> Duration {
         self.place.target.timeout
@@ -107,7 +107,7 @@ impl Verifier {
     }
 
     /// The answer, if it has a status of success.
-    fn accepted(&self, answer: Result<Answer, Outcome>) -> Result<Answer, NotVerified> {
+    fn accepted(&self, answer: Result<HttpAnswer, Outcome>) -> Result<HttpAnswer, NotVerified> {
         let outcome = match answer {
             Ok(answer) if matches!(answer.response.status, Some(200..=299)) => return Ok(answer),
             Ok(answer) => {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::sql::{self as inbox, Cleaning, Forgetting};
+use super::sql::{self as inbox, Cleaning, ForgettingHandled};
 use crate::engine::clean::chore::Chore;
 use crate::engine::clean::{CLEAN_BATCH, CLEAN_INTERVAL, SHORTEST_INTERVAL};
 use crate::engine::host::session::Session;
@@ -15,13 +15,13 @@ struct InboxCleaning {
     next: Instant,
     /// The last state of the inbox.
     state: Option<Cleaning>,
-    begun: Option<Begun>,
+    begun: Option<BegunCleaning>,
 }
 
 /// A cleaning that has begun.
-struct Begun {
+struct BegunCleaning {
     table: String,
-    old: Forgetting,
+    old: ForgettingHandled,
     removed: usize,
 }
 
@@ -41,14 +41,14 @@ impl InboxCleaning {
         &mut self,
         session: &mut Session,
         retention: Duration,
-    ) -> Result<Option<Begun>, DatabaseError> {
+    ) -> Result<Option<BegunCleaning>, DatabaseError> {
         let state = session.run(|conn, _| inbox::cleaning(conn))?;
         let before = self.state.replace(state.clone());
         let why = match &state {
             Cleaning::Possible(table) => {
-                return Ok(Some(Begun {
+                return Ok(Some(BegunCleaning {
                     table: table.clone(),
-                    old: Forgetting::new(table.clone(), retention),
+                    old: ForgettingHandled::new(table.clone(), retention),
                     removed: 0,
                 }));
             }
@@ -64,7 +64,7 @@ impl InboxCleaning {
     }
 }
 
-impl Begun {
+impl BegunCleaning {
     /// Removes a batch of rows. `true`: there may be more.
     fn step(&mut self, session: &mut Session) -> Result<bool, DatabaseError> {
         let rows = session.run(|conn, _| self.old.step(conn, CLEAN_BATCH.into()))?;

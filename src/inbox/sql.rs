@@ -44,7 +44,7 @@ pub(crate) fn limit_lock_timeout(conn: &mut PgConnection, limit: Duration) -> Qu
 }
 
 /// Deletes messages that were handled longer ago than `age`, oldest first.
-pub(crate) struct Forgetting {
+pub(crate) struct ForgettingHandled {
     table: String,
     age: PgInterval,
     /// When the last deleted message was handled. The next step starts there: otherwise each step would read again
@@ -52,7 +52,7 @@ pub(crate) struct Forgetting {
     from: PgTimestamp,
 }
 
-impl Forgetting {
+impl ForgettingHandled {
     pub(crate) fn new(table: String, age: Duration) -> Self {
         let age = i64::try_from(age.min(LONGEST_AGE).as_micros()).unwrap_or(i64::MAX);
         Self {

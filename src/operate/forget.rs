@@ -90,7 +90,7 @@ pub fn forget(
         note.audit(conn, name, Act::Forget, "a tenant")?;
         Ok::<_, DatabaseError>(())
     })?;
-    let mut forgetting = Forgetting {
+    let mut forgetting = ForgettingTenant {
         conn,
         name,
         tenant,
@@ -102,11 +102,11 @@ pub fn forget(
 }
 
 /// Finds the tenant's rows of a table, in the order of a column.
-type Look<K> = fn(&mut PgConnection, &OutboxName, Uuid, Option<K>) -> QueryResult<Vec<K>>;
+type FindRows<K> = fn(&mut PgConnection, &OutboxName, Uuid, Option<K>) -> QueryResult<Vec<K>>;
 /// Changes the rows. Returns the number of changed rows.
-type Change<K> = fn(&mut PgConnection, &OutboxName, Uuid, &[K]) -> QueryResult<usize>;
+type ChangeRows<K> = fn(&mut PgConnection, &OutboxName, Uuid, &[K]) -> QueryResult<usize>;
 
-struct Forgetting<'a> {
+struct ForgettingTenant<'a> {
     conn: &'a mut PgConnection,
     name: &'a OutboxName,
     tenant: Uuid,
@@ -114,7 +114,7 @@ struct Forgetting<'a> {
     progress: &'a mut dyn FnMut(&Forgotten) -> bool,
 }
 
-impl Forgetting<'_> {
+impl ForgettingTenant<'_> {
     /// Live messages come first: a message settled later would write into tables that are done. Endpoints come last: the ledger is blanked by their names.
     fn run(&mut self, patience: Duration) -> Result<(), DatabaseError> {
         if self.live(patience)?.is_break()
@@ -175,8 +175,8 @@ impl Forgetting<'_> {
     /// Finds the tenant's rows of a table, and changes them step by step.
     fn each<K: Clone>(
         &mut self,
-        look: Look<K>,
-        change: Change<K>,
+        look: FindRows<K>,
+        change: ChangeRows<K>,
         counted: fn(&mut Forgotten) -> &mut u64,
     ) -> Result<ControlFlow<()>, DatabaseError> {
         let tenant = self.tenant;

@@ -15,7 +15,7 @@ const BULK_MESSAGES: usize = 5000;
 const BULK_BYTES: usize = 4 * 1024 * 1024;
 
 /// A bulk in progress, with the rows that wait for the next statement.
-pub(super) struct Bulk<'a> {
+pub(super) struct PendingBulk<'a> {
     name: &'a OutboxName,
     rows: Vec<NewRow>,
     bytes: usize,
@@ -25,7 +25,7 @@ pub(super) struct Bulk<'a> {
     enqueues: Enqueues,
 }
 
-impl<'a> Bulk<'a> {
+impl<'a> PendingBulk<'a> {
     pub(super) fn new(name: &'a OutboxName) -> Self {
         Self {
             name,

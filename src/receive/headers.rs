@@ -33,7 +33,7 @@ pub struct Headers {
 
 /// A header occurs more than once.
 #[derive(Debug)]
-pub(super) struct Repeated;
+pub(super) struct RepeatedHeader;
 
 impl Headers {
     /// Creates headers from pairs of name and value. Names may be in upper or lower case; values are text or bytes.
@@ -56,10 +56,10 @@ impl Headers {
     }
 
     /// The value of a header. The name must be in lower case.
-    pub(super) fn get(&self, name: &str) -> Result<Option<&[u8]>, Repeated> {
+    pub(super) fn get(&self, name: &str) -> Result<Option<&[u8]>, RepeatedHeader> {
         let mut values = self.kept.iter().filter(|(kept, _)| kept == name);
         match (values.next(), values.next()) {
-            (Some(_), Some(_)) => Err(Repeated),
+            (Some(_), Some(_)) => Err(RepeatedHeader),
             (found, _) => Ok(found.map(|(_, value)| value.as_slice())),
         }
     }

@@ -45,17 +45,17 @@ pub(super) fn batch(text: &str) -> Result<Vec<CloudEvent<'_>>, CloudEventError> 
 }
 
 /// The members of an object in order, including repeated members.
-struct Members<'a>(Vec<(Text<'a>, &'a RawValue)>);
+struct Members<'a>(Vec<(JsonString<'a>, &'a RawValue)>);
 
 /// A string, borrowed if it has no escapes.
 #[derive(Deserialize)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+struct JsonString<'a>(#[serde(borrow)] Cow<'a, str>);
 
 impl<'a> Members<'a> {
     fn into_event(self) -> Result<CloudEvent<'a>, CloudEventError> {
         let mut attributes = Attributes::default();
         let (mut data, mut base64) = (None, None);
-        for (Text(name), value) in self.0 {
+        for (JsonString(name), value) in self.0 {
             let slot = match name.as_ref() {
                 DATA => &mut data,
                 DATA_BASE64 => &mut base64,
@@ -85,8 +85,8 @@ impl<'a> Members<'a> {
             (Some(data), None) if is_json => Some(Data::Json(data.get())),
             // Data of another content type is a JSON string.
             (Some(data), None) => Some(match serde_json::from_str(data.get()) {
-                Ok(Text(Cow::Borrowed(text))) => Data::Bytes(Cow::Borrowed(text.as_bytes())),
-                Ok(Text(Cow::Owned(text))) => Data::Bytes(Cow::Owned(text.into_bytes())),
+                Ok(JsonString(Cow::Borrowed(text))) => Data::Bytes(Cow::Borrowed(text.as_bytes())),
+                Ok(JsonString(Cow::Owned(text))) => Data::Bytes(Cow::Owned(text.into_bytes())),
                 Err(_) => Data::Json(data.get()),
             }),
         };
@@ -95,7 +95,7 @@ impl<'a> Members<'a> {
 }
 
 fn decoded(base64: &RawValue) -> Result<Vec<u8>, CloudEventError> {
-    let Text(text) = serde_json::from_str(base64.get())
+    let JsonString(text) = serde_json::from_str(base64.get())
         .map_err(|_| CloudEventError::attribute(DATA_BASE64, "is not a text"))?;
     BASE64
         .decode(text.as_bytes())
@@ -108,7 +108,7 @@ fn attribute<'a>(name: &str, value: &'a RawValue) -> Result<Cow<'a, str>, CloudE
     let bad = |reason| CloudEventError::attribute(name, reason);
     match value.get().as_bytes() {
         [b'"', ..] => {
-            let Text(text) =
+            let JsonString(text) =
                 serde_json::from_str(value.get()).map_err(|_| bad("is not a Unicode text"))?;
             Ok(text)
         }

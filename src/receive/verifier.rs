@@ -11,7 +11,7 @@ use hmac::Mac;
 
 use super::ReceiveError;
 use super::cloudevent::CloudEvent;
-use super::headers::{Headers, Repeated};
+use super::headers::{Headers, RepeatedHeader};
 use super::request::{self, Mode};
 use crate::config::{ConfigError, PublicKey, SigningSecret, VerifyingKey, parse_verifying_keys};
 use crate::http::signature::{Signer, signed_content};
@@ -318,7 +318,7 @@ fn of_version(version: &str, signatures: &str) -> impl Iterator<Item = Vec<u8>> 
 fn text<'a>(headers: &'a Headers, name: &'static str) -> Result<&'a str, VerifyError> {
     let bad = |reason| VerifyError::BadHeader { name, reason };
     match headers.get(name) {
-        Err(Repeated) => Err(bad("occurs twice")),
+        Err(RepeatedHeader) => Err(bad("occurs twice")),
         Ok(None | Some([])) => Err(VerifyError::MissingHeader { name }),
         Ok(Some(value)) => std::str::from_utf8(value).map_err(|_| bad("is not UTF-8")),
     }

@@ -12,7 +12,7 @@ use super::stage::{Stage, Trouble};
 use super::tables::{Changes, Now, Tables};
 use crate::endpoints::database::{Rows, SinceThen};
 use crate::endpoints::roster::Registry;
-use crate::endpoints::sql::failing::Failures;
+use crate::endpoints::sql::failing::RowFailures;
 use crate::endpoints::sql::registrations::ReadTo;
 use crate::endpoints::sql::rows::AsSeen;
 use crate::engine::claim::sql::claim::{Batch, Claimant};
@@ -629,9 +629,9 @@ impl Rows for Link<'_> {
         &mut self,
         _: AsSeen<'_>,
         failed: Option<(Duration, ReasonCode)>,
-    ) -> Answer<Tried<Failures>> {
+    ) -> Answer<Tried<RowFailures>> {
         let failed_for = failed.map(|(time, _)| time);
-        Ok(Tried::Done(Failures::default().after(failed_for)))
+        Ok(Tried::Done(RowFailures::default().after(failed_for)))
     }
 
     fn publish_refusals(&mut self, _: LeaseId, _: Option<String>) -> Answer<()> {

@@ -25,7 +25,7 @@ use crate::dispatch::{Failure, Outcome, Response};
 use crate::endpoints::keeper::EndpointKeeper;
 use crate::endpoints::roster::KnownEndpoint;
 use crate::endpoints::serving::{ServedEndpoint, ServedEndpoints};
-use crate::endpoints::turns::{InFlight, Next};
+use crate::endpoints::turns::{InFlight, NextWork};
 use crate::engine::claim::sql::claim::{Batch, Claimed, Position, Stream, Topic};
 use crate::engine::claim::sql::namesakes::OF_ROUTE;
 use crate::engine::claim::sql::page::{Moment, Page, Writers};
@@ -1088,17 +1088,17 @@ impl<'w> Stage<'w> {
             return self.send_to_endpoints((number, which), request, None);
         }
         let next = match served.next_turn(shared, &shared.bulkheads[which]) {
-            Next::Nothing(until) => {
+            NextWork::Nothing(until) => {
                 let processes = self.processes.borrow();
                 until.map_or(Duration::MAX, |until| {
                     self.when(&processes[number], until).max(now)
                 })
             }
-            Next::GiveBack(jobs) => {
+            NextWork::GiveBack(jobs) => {
                 jobs.into_iter().for_each(release_unsent);
                 now
             }
-            Next::Send(job, pass, in_flight) => {
+            NextWork::Send(job, pass, in_flight) => {
                 let registry = served.registry();
                 let pool = served.pool();
                 let member = match job.to {

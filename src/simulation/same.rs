@@ -43,7 +43,7 @@ use crate::message::{Due, NewMessage, Sequence};
 use crate::name::OutboxName;
 use crate::operate::sql::messages::LetterId;
 use crate::operate::sql::replay::{self, ReplayFilter, ReplayIds};
-use crate::operate::sql::why::{Facts, WaitReason, of_live};
+use crate::operate::sql::why::{WaitReason, WhyFacts, of_live};
 use crate::operate::sql::{dead, depths};
 use crate::outbox::sql::enqueue;
 use crate::outbox::sql::waiting::{MessageRef, cancel_waiting, reschedule};
@@ -261,7 +261,7 @@ fn enqueue_in_postgres(
     };
     let rows: Vec<enqueue::NewRow> = (first as u128..).zip(new).map(row).collect();
     let stored = enqueue::insert_or_find(conn, name, &rows).expect("enqueued");
-    let told = |one: enqueue::Stored| {
+    let told = |one: enqueue::StoredMessage| {
         (
             one.sequence,
             one.message_id.as_u128(),
@@ -607,7 +607,7 @@ fn compare_on<'w>(
             .iter()
             .map(|(_, destination)| destination.as_str())
             .collect();
-        let facts = Facts::load(&mut operator, name, &names).expect("facts");
+        let facts = WhyFacts::load(&mut operator, name, &names).expect("facts");
         let told = of_live(&mut operator, name, &facts, &[]).expect("the live messages");
         let told = told.into_iter();
         let told = told.map(|(record, why)| (record.sequence.0, timeless(why)));

@@ -40,7 +40,7 @@ use crate::engine::settle::written::{Settle, Written};
 use crate::hand::Hand;
 use crate::message::replays::replayed;
 use crate::message::{Message, Sequence};
-use crate::operate::sql::why::{Blocker, Facts, WaitReason, Waiting};
+use crate::operate::sql::why::{Blocker, ReasonFacts, WaitReason, WhyFacts};
 use crate::sql::range::Range;
 use crate::status::ReasonCode;
 
@@ -930,7 +930,7 @@ impl Tables {
     }
 
     /// What decides why messages wait. Destinations that are disabled have a reason in PostgreSQL only.
-    pub(super) fn facts(&self, now: i64) -> Facts {
+    pub(super) fn facts(&self, now: i64) -> WhyFacts {
         let leases = self.leases.iter();
         let valid = leases.clone().filter(|(_, one)| one.expires_at > now);
         let at_work = leases.filter(|(id, _)| self.is_at_work(**id, now));
@@ -957,7 +957,7 @@ impl Tables {
             );
         }
         let stopped = (self.registered.iter()).filter(|(_, one)| !one.enabled || !one.is_verified);
-        Facts::new(
+        WhyFacts::new(
             now,
             valid.map(|(id, _)| *id).collect(),
             served,
@@ -984,12 +984,12 @@ impl Tables {
     }
 
     /// Why a live message waits.
-    pub(super) fn reason(&self, facts: &Facts, row: &Row, now: i64) -> WaitReason {
+    pub(super) fn reason(&self, facts: &WhyFacts, row: &Row, now: i64) -> WaitReason {
         let first = match self.broken {
             Some(Broken::TellsOfNoKeys) => None,
             _ => self.first_of_key(facts.goes_to(row.topic, &row.destination), row, now),
         };
-        facts.reason(&Waiting {
+        facts.reason(&ReasonFacts {
             topic: row.topic,
             destination: &row.destination,
             lease: row.held.map(|held| held.lease),

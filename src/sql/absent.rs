@@ -46,7 +46,7 @@ mod tests {
     use super::super::paused;
     use super::super::pinned::{located, look_for_endpoints, pin};
     use super::super::tests::Outbox;
-    use crate::endpoints::sql::rows::{self, AsSeen, Which};
+    use crate::endpoints::sql::rows::{self, AsSeen, WhichEndpoint};
     use crate::endpoints::sql::{failing, registrations, verification};
     use crate::endpoints::sql::{removed, served, subscribers};
     use crate::engine::claim::sql::glance;
@@ -93,7 +93,7 @@ mod tests {
             name: "acme",
             updated_at: None,
         };
-        let which = Which {
+        let which = WhichEndpoint {
             name: "acme",
             tenant: None,
         };

@@ -28,11 +28,11 @@ use crate::shows::shows;
 #[derive(Clone, Default)]
 pub struct RecordingDispatcher {
     /// `None`: every message is delivered.
-    answer: Option<Arc<Answer>>,
+    answer: Option<Arc<OutcomeOf>>,
     messages: Arc<Mutex<Vec<Message>>>,
 }
 
-type Answer = dyn Fn(&Message) -> Outcome + Send + Sync;
+type OutcomeOf = dyn Fn(&Message) -> Outcome + Send + Sync;
 
 impl RecordingDispatcher {
     /// Creates a dispatcher that delivers every message.

@@ -4,7 +4,7 @@ use diesel::PgConnection;
 use diesel::result::QueryResult;
 
 use crate::builder::RelayBuilder;
-use crate::builder::by_hand::{ByHand, Ended, Processed};
+use crate::builder::by_hand::{ByHand, EndedMessage, Processed};
 use crate::engine::host::StartError;
 use crate::message::{Message, Sequence};
 use crate::operate::sql::why::WaitReason;
@@ -98,7 +98,7 @@ impl Drained {
             waiting: waiting.collect(),
             ..Self::default()
         };
-        for Ended {
+        for EndedMessage {
             message,
             status,
             failure,

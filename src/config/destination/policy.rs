@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use self::Place::{Configured, Endpoint};
+use self::OptionOf::{Configured, Endpoint};
 use super::{Breaker, Class, Classes, Mode, OnDead, Rate, Wrong, count_within, long_enough, wrong};
 use crate::backoff::Backoff;
 use crate::config::section::Section;
@@ -104,7 +104,7 @@ pub struct PolicyOption {
     pub help: &'static str,
     /// The default of a configured destination: a value, or the setting that has it.
     pub default: &'static str,
-    place: Place,
+    place: OptionOf,
     set: fn(&mut DeliveryPolicy, &str, Value) -> Result<(), ConfigError>,
     clear: fn(&mut DeliveryPolicy),
     value: fn(&DeliveryPolicy) -> Option<Value>,
@@ -112,16 +112,16 @@ pub struct PolicyOption {
 
 /// Which destinations have an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum OptionOf {
     /// Configured destinations only.
     Configured,
     /// Endpoints, too, with this default. They have the option in a column of its own, or in `policy`.
-    Endpoint(&'static str, Stored),
+    Endpoint(&'static str, OptionColumn),
 }
 
 /// Where the table of endpoints has an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stored {
+pub(crate) enum OptionColumn {
     Column,
     Policy,
 }
@@ -219,14 +219,14 @@ impl PolicyOption {
     /// All options. A row is: field, value, default, default and place of endpoints, reader, help.
     #[rustfmt::skip]
     pub const ALL: &'static [Self] = &[
-        option!(mode, "MODE", "OUTBOX_MODE", Endpoint("OUTBOX_ENDPOINT_MODE", Stored::Column),
+        option!(mode, "MODE", "OUTBOX_MODE", Endpoint("OUTBOX_ENDPOINT_MODE", OptionColumn::Column),
             parsed("expected binary, structured or batched", Mode::read),
             "CloudEvents mode of requests: binary, structured or batched"),
-        option!(timeout, "DURATION", "OUTBOX_SEND_TIMEOUT", Endpoint("OUTBOX_ENDPOINT_TIMEOUT", Stored::Column), duration,
+        option!(timeout, "DURATION", "OUTBOX_SEND_TIMEOUT", Endpoint("OUTBOX_ENDPOINT_TIMEOUT", OptionColumn::Column), duration,
             "Time limit of one send"),
-        option!(concurrency, "COUNT", "OUTBOX_CONCURRENCY", Endpoint("4", Stored::Column), count_or_text::<usize>,
+        option!(concurrency, "COUNT", "OUTBOX_CONCURRENCY", Endpoint("4", OptionColumn::Column), count_or_text::<usize>,
             "Maximum number of concurrent sends per relay, 1 to 1024 (endpoints: 1 to 64)"),
-        option!(rate, "RATE", "", Endpoint("", Stored::Column), rate,
+        option!(rate, "RATE", "", Endpoint("", OptionColumn::Column), rate,
             "Rate limit such as 10/s, 600/min or 100/h; of an endpoint: for all relays together"),
         PolicyOption {
             name: "burst", value_name: "COUNT", default: "a tenth of rate, at least 1", place: Configured,
@@ -243,20 +243,20 @@ impl PolicyOption {
                 Some(rate.burst.into())
             },
         },
-        option!(max_attempts, "COUNT", "OUTBOX_MAX_ATTEMPTS", Endpoint("OUTBOX_ENDPOINT_MAX_ATTEMPTS", Stored::Policy), count_or_text::<u32>,
+        option!(max_attempts, "COUNT", "OUTBOX_MAX_ATTEMPTS", Endpoint("OUTBOX_ENDPOINT_MAX_ATTEMPTS", OptionColumn::Policy), count_or_text::<u32>,
             "Failed attempts after which a message is dead-lettered"),
-        option!(backoff, "BACKOFF", "OUTBOX_BACKOFF", Endpoint("OUTBOX_ENDPOINT_BACKOFF", Stored::Policy),
+        option!(backoff, "BACKOFF", "OUTBOX_BACKOFF", Endpoint("OUTBOX_ENDPOINT_BACKOFF", OptionColumn::Policy),
             parsed("expected exponential(base, cap) or a table 5s,10s,20s", Backoff::from_str),
             "Delay between attempts: exponential(base, cap), or a table 5s,10s,20s"),
-        option!(on_dead, "WORD", "OUTBOX_ON_DEAD", Endpoint("OUTBOX_ON_DEAD", Stored::Policy),
+        option!(on_dead, "WORD", "OUTBOX_ON_DEAD", Endpoint("OUTBOX_ON_DEAD", OptionColumn::Policy),
             parsed("expected continue or block", OnDead::read),
             "Whether later messages with the ordering key of a dead letter are sent or wait: continue or block"),
-        option!(expires_after, "DURATION", "", Endpoint("", Stored::Policy), duration,
+        option!(expires_after, "DURATION", "", Endpoint("", OptionColumn::Policy), duration,
             "How long after it became due a message expires (EXPIRED)"),
-        option!(key_run, "COUNT", "1", Endpoint("1", Stored::Policy), count_or_text::<usize>,
+        option!(key_run, "COUNT", "1", Endpoint("1", OptionColumn::Policy), count_or_text::<usize>,
             "Messages of an ordering key that are claimed, sent in turn and settled together, 1 to 500"),
         option!(classes, "CLASSES", "400=dead 410=pause 413=dead 415=dead 422=dead",
-            Endpoint("400=dead 410=pause 413=dead 415=dead 422=dead", Stored::Policy), classes,
+            Endpoint("400=dead 410=pause 413=dead 415=dead 422=dead", OptionColumn::Policy), classes,
             "Meaning of 4xx responses, such as 404=dead 401=pause: retry, dead or pause"),
         option!(retry_after_cap, "DURATION", "1h", Configured, duration,
             "Longest wait that Retry-After may ask for"),
@@ -271,7 +271,7 @@ impl PolicyOption {
 
     /// Whether the table of endpoints has the option in its column `policy`.
     pub(crate) fn is_of_column(&self) -> bool {
-        self.stored() == Some(Stored::Policy)
+        self.stored() == Some(OptionColumn::Policy)
     }
 
     /// Gives a policy the value that another policy has.
@@ -303,7 +303,7 @@ impl PolicyOption {
         }
     }
 
-    fn stored(&self) -> Option<Stored> {
+    fn stored(&self) -> Option<OptionColumn> {
         match self.place {
             Configured => None,
             Endpoint(_, stored) => Some(stored),

@@ -15,7 +15,7 @@ use crate::sql::functions::On;
 use crate::sql::table::endpoint;
 
 /// The destinations in a state that somebody must see to.
-pub(crate) struct Found {
+pub(crate) struct NeglectedDestinations {
     pub(crate) count: i64,
     /// The destination that was changed last.
     pub(crate) name: String,
@@ -25,11 +25,17 @@ pub(crate) struct Found {
     pub(crate) unverified: Option<String>,
 }
 
-pub(crate) fn disabled(conn: &mut PgConnection, outbox: &OutboxName) -> QueryResult<Option<Found>> {
+pub(crate) fn disabled(
+    conn: &mut PgConnection,
+    outbox: &OutboxName,
+) -> QueryResult<Option<NeglectedDestinations>> {
     found(conn, outbox, || Box::new(not(endpoint::enabled)))
 }
 
-pub(crate) fn failing(conn: &mut PgConnection, outbox: &OutboxName) -> QueryResult<Option<Found>> {
+pub(crate) fn failing(
+    conn: &mut PgConnection,
+    outbox: &OutboxName,
+) -> QueryResult<Option<NeglectedDestinations>> {
     found(conn, outbox, || {
         Box::new(endpoint::enabled.and(endpoint::failing))
     })
@@ -38,7 +44,7 @@ pub(crate) fn failing(conn: &mut PgConnection, outbox: &OutboxName) -> QueryResu
 pub(crate) fn unverified(
     conn: &mut PgConnection,
     outbox: &OutboxName,
-) -> QueryResult<Option<Found>> {
+) -> QueryResult<Option<NeglectedDestinations>> {
     found(conn, outbox, || {
         Box::new(endpoint::enabled.and(is_unverified()))
     })
@@ -48,7 +54,7 @@ fn found(
     conn: &mut PgConnection,
     outbox: &OutboxName,
     which: fn() -> On<'static, endpoint::table>,
-) -> QueryResult<Option<Found>> {
+) -> QueryResult<Option<NeglectedDestinations>> {
     let rows = || all_endpoints(outbox).filter(which());
     let last: Option<(String, Option<String>, Option<String>)> = rows()
         .order(endpoint::updated_at.desc())
@@ -62,7 +68,7 @@ fn found(
     let Some((name, disabled, unverified)) = last else {
         return Ok(None);
     };
-    Ok(Some(Found {
+    Ok(Some(NeglectedDestinations {
         count: rows().count().get_result(conn)?,
         name,
         disabled,

@@ -15,7 +15,7 @@ fn written(opened: &[Opened]) -> Vec<String> {
 #[test]
 fn without_a_key_secrets_are_stored_and_read_as_they_are() {
     let outbox = OutboxName::default();
-    let place = Place {
+    let place = SecretRow {
         outbox: &outbox,
         destination: "acme",
     };
@@ -26,7 +26,7 @@ fn without_a_key_secrets_are_stored_and_read_as_they_are() {
     for keys in [none, SecretKeys::random()] {
         let opened = open_all(&keys, place, &column).expect("two");
         assert_eq!(written(&opened), [SECRET, OTHER]);
-        assert!(opened.iter().all(|one| one.stored == Stored::Plain));
+        assert!(opened.iter().all(|one| one.stored == StoredSecret::Plain));
         assert!(open_all(&keys, place, "").expect("none").is_empty());
         let error = open_all(&keys, place, &format!("{SECRET} hunter2"));
         let error = error.err().expect("not a secret");
@@ -41,7 +41,7 @@ fn without_a_key_secrets_are_stored_and_read_as_they_are() {
 #[test]
 fn a_value_sealed_by_a_later_version_is_locked_and_not_bad() {
     let outbox = OutboxName::default();
-    let place = Place {
+    let place = SecretRow {
         outbox: &outbox,
         destination: "acme",
     };
@@ -71,13 +71,13 @@ mod sealed {
         text.parse().expect("keys")
     }
 
-    fn sealed(keys: &SecretKeys, place: Place<'_>) -> String {
+    fn sealed(keys: &SecretKeys, place: SecretRow<'_>) -> String {
         let sealed = seal(keys, place, &secret().written()).expect("sealed");
         sealed.expose_secret().to_owned()
     }
 
-    fn at<'a>(outbox: &'a OutboxName, destination: &'a str) -> Place<'a> {
-        Place {
+    fn at<'a>(outbox: &'a OutboxName, destination: &'a str) -> SecretRow<'a> {
+        SecretRow {
             outbox,
             destination,
         }
@@ -96,10 +96,14 @@ mod sealed {
         let opened = open_all(&new, place, &format!("{one} {other} {OTHER}"));
         let opened = opened.expect("three");
         assert_eq!(written(&opened), [SECRET, SECRET, OTHER]);
-        let stored: Vec<Stored> = opened.iter().map(|one| one.stored).collect();
+        let stored: Vec<StoredSecret> = opened.iter().map(|one| one.stored).collect();
         assert_eq!(
             stored,
-            [Stored::ByNewestKey, Stored::ByNewestKey, Stored::Plain]
+            [
+                StoredSecret::ByNewestKey,
+                StoredSecret::ByNewestKey,
+                StoredSecret::Plain
+            ]
         );
     }
 
@@ -143,10 +147,10 @@ mod sealed {
         let (place, old) = (at(&outbox, "acme"), keys(OLD));
         let both = keys(&format!("{NEW} {OLD}"));
         let opened = open_all(&both, place, &sealed(&old, place)).expect("opened");
-        assert_eq!(opened[0].stored, Stored::ByOlderKey);
+        assert_eq!(opened[0].stored, StoredSecret::ByOlderKey);
         let newest = sealed(&both, place);
         let opened = open_all(&keys(NEW), place, &newest).expect("opened");
-        assert_eq!(opened[0].stored, Stored::ByNewestKey);
+        assert_eq!(opened[0].stored, StoredSecret::ByNewestKey);
         let error = open_all(&old, place, &newest).err().expect("another key");
         assert!(matches!(error, Unreadable::Locked(_)), "{error:?}");
         let error = error.to_string();

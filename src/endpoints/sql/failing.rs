@@ -28,7 +28,7 @@ pub(crate) const FAILING_AFTER: Duration = Duration::from_secs(600);
 
 /// What the row of an endpoint says about its failures.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Failures {
+pub(crate) struct RowFailures {
     /// For how long the endpoint has failed; `None`: the last send has succeeded.
     pub(crate) lasts: Option<Duration>,
     pub(crate) is_failing: bool,
@@ -36,12 +36,12 @@ pub(crate) struct Failures {
 
 /// What begins with a change of the row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum EpisodeTurn {
     Fails,
     Works,
 }
 
-impl Failures {
+impl RowFailures {
     /// After a failed send, the last of a relay that has failed for this time, or (`None`) after a successful one. Only
     /// the row knows of the successes of all relays: what it says decides whether the endpoint is failing.
     pub(crate) fn after(self, failed_for: Option<Duration>) -> Self {
@@ -54,10 +54,10 @@ impl Failures {
         }
     }
 
-    pub(crate) fn turn_to(self, next: Self) -> Option<Turn> {
+    pub(crate) fn turn_to(self, next: Self) -> Option<EpisodeTurn> {
         match (self.is_failing, next.is_failing) {
-            (false, true) => Some(Turn::Fails),
-            (true, false) => Some(Turn::Works),
+            (false, true) => Some(EpisodeTurn::Fails),
+            (true, false) => Some(EpisodeTurn::Works),
             _ => None,
         }
     }
@@ -66,12 +66,12 @@ impl Failures {
 /// The row after a relay has recorded what it has seen.
 #[derive(Debug)]
 pub(crate) struct Recorded {
-    pub(crate) failures: Failures,
-    pub(crate) turn: Option<Turned>,
+    pub(crate) failures: RowFailures,
+    pub(crate) turn: Option<TurnedEpisode>,
 }
 
 /// What has begun, the first failure of the episode, and the reason if one has begun.
-pub(crate) type Turned = (Turn, PgTimestamp, Option<ReasonCode>);
+pub(crate) type TurnedEpisode = (EpisodeTurn, PgTimestamp, Option<ReasonCode>);
 
 /// Records that the endpoint has failed for this time at a relay, last for this reason, or (`None`) that it works.
 /// `None`: the row is gone, or has changed since it was seen.
@@ -96,7 +96,7 @@ pub(crate) fn record(
     let Some((since, is_failing, now)) = found else {
         return Ok(None);
     };
-    let before = Failures {
+    let before = RowFailures {
         lasts: since.map(|since| between(since, now)),
         is_failing,
     };
@@ -144,7 +144,7 @@ pub(crate) fn count_overdue(conn: &mut PgConnection, name: &OutboxName) -> Query
 pub(crate) fn record_overdue(
     conn: &mut PgConnection,
     name: &OutboxName,
-) -> QueryResult<Vec<(String, Turned)>> {
+) -> QueryResult<Vec<(String, TurnedEpisode)>> {
     let table = || all_endpoints(name);
     let overdue: Vec<(String, PgTimestamp, String)> = table()
         .filter(is_overdue())
@@ -165,8 +165,9 @@ pub(crate) fn record_overdue(
         .set(endpoint::failing.eq(true))
         .execute(conn)?;
     // A newer relay may have written a code that this one does not know.
-    let turned =
-        |(name, since, reason): (_, _, String)| (name, (Turn::Fails, since, reason.parse().ok()));
+    let turned = |(name, since, reason): (_, _, String)| {
+        (name, (EpisodeTurn::Fails, since, reason.parse().ok()))
+    };
     Ok(overdue.into_iter().map(turned).collect())
 }
 
@@ -175,7 +176,7 @@ pub(crate) fn all(
     conn: &mut PgConnection,
     name: &OutboxName,
     only: Option<&[&str]>,
-) -> QueryResult<Vec<(String, Failures)>> {
+) -> QueryResult<Vec<(String, RowFailures)>> {
     let is_meant = all_of([given(only, |names| endpoint::name.eq_any(names))]);
     let found = all_endpoints(name)
         .filter(endpoint::failing_since.is_not_null())
@@ -189,7 +190,7 @@ pub(crate) fn all(
         .load::<(String, PgTimestamp, bool, PgTimestamp)>(conn)?;
     let of_row = |(name, since, is_failing, now)| {
         let lasts = Some(between(since, now));
-        (name, Failures { lasts, is_failing })
+        (name, RowFailures { lasts, is_failing })
     };
     Ok(found.into_iter().map(of_row).collect())
 }

@@ -22,7 +22,7 @@ use uuid::Uuid;
 use super::rows::EndpointRow;
 use crate::endpoints::endpoint::Endpoint;
 use crate::engine::serves::routes::matches_any;
-use crate::filter::{Filter, Outcome, evaluate};
+use crate::filter::{Filter, FilterOutcome, evaluate};
 use crate::name::OutboxName;
 use crate::sql::absent::all_endpoints;
 use crate::sql::functions::{JsonText, MaybeJson, all_of, clock_timestamp, coalesce, given};
@@ -256,7 +256,7 @@ pub(crate) fn step(
 }
 
 /// A place in an ordering key, a message, and what filters read of it.
-type Kept = (i64, Uuid, String, MaybeJson, JsonText);
+type MissedRow = (i64, Uuid, String, MaybeJson, JsonText);
 
 /// Those of these messages that the filter matches. One that needs too many steps does not match, as at a relay (where
 /// other filters may have left it fewer).
@@ -273,7 +273,7 @@ fn matching<'m>(
                 let (headers, payload) = (Option::from(headers), String::from(payload));
                 let headers: Option<String> = headers;
                 let outcomes = evaluate(&[filter], &topic, headers.as_deref(), &payload);
-                ((place, id), outcomes == [Outcome::Matches])
+                ((place, id), outcomes == [FilterOutcome::Matches])
             })
             .collect();
         let is_it = |one: &&&'m Missed| matches.get(&one.place()) == Some(&true);
@@ -283,7 +283,11 @@ fn matching<'m>(
 }
 
 /// What is kept of these messages, once for all their parts.
-fn kept(conn: &mut PgConnection, name: &OutboxName, missed: &[&Missed]) -> QueryResult<Vec<Kept>> {
+fn kept(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    missed: &[&Missed],
+) -> QueryResult<Vec<MissedRow>> {
     let ids: Vec<_> = missed.iter().map(|one| one.message_id).collect();
     let places: Vec<_> = missed.iter().map(|one| one.place).collect();
     let settled = ledger::table(name.ledger())
@@ -315,8 +319,8 @@ fn kept(conn: &mut PgConnection, name: &OutboxName, missed: &[&Missed]) -> Query
             outbox::payload,
         ));
     looking(conn, None, |conn| {
-        let mut kept: Vec<Kept> = unprepared(settled).load(conn)?;
-        kept.extend(unprepared(waiting).load::<Kept>(conn)?);
+        let mut kept: Vec<MissedRow> = unprepared(settled).load(conn)?;
+        kept.extend(unprepared(waiting).load::<MissedRow>(conn)?);
         Ok(kept)
     })
 }

@@ -13,7 +13,7 @@ use diesel::{PgConnection, delete, insert_into, select};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::failing::{Turn, Turned};
+use super::failing::{EpisodeTurn, TurnedEpisode};
 use super::rows::{self, AsSeen};
 use crate::endpoints::public_error::of_disabled;
 use crate::engine::send::sql::pause::{self, Pausable};
@@ -68,15 +68,15 @@ pub(crate) fn tell_failing(
     conn: &mut PgConnection,
     name: &OutboxName,
     destination: &str,
-    (turn, since, reason): Turned,
+    (turn, since, reason): TurnedEpisode,
 ) -> QueryResult<()> {
     let mut facts = json!({ "failing_since": rfc3339(since) });
     let topic = match turn {
-        Turn::Fails => {
+        EpisodeTurn::Fails => {
             facts["reason"] = reason.map(ReasonCode::as_str).into();
             FAILING
         }
-        Turn::Works => RECOVERED,
+        EpisodeTurn::Works => RECOVERED,
     };
     write(conn, name, topic, destination, facts)
 }

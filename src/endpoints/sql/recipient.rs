@@ -5,7 +5,7 @@ use diesel::prelude::{ExpressionMethods, NullableExpressionMethods};
 use diesel::result::QueryResult;
 use uuid::Uuid;
 
-use super::rows::{self, Which};
+use super::rows::{self, WhichEndpoint};
 use crate::name::OutboxName;
 use crate::sql::filter::is_of_registration;
 use crate::sql::functions::{On, all_of, given};
@@ -40,7 +40,7 @@ impl<'a> Recipient<'a> {
     pub(crate) fn find(
         conn: &mut PgConnection,
         name: &OutboxName,
-        which: Which<'a>,
+        which: WhichEndpoint<'a>,
     ) -> QueryResult<Option<Self>> {
         let registration = rows::registration(conn, name, which)?;
         let is_there = registration.is_some() || which.tenant.is_none();

@@ -49,24 +49,24 @@ impl ReadTo {
 
 /// Whether the transaction with this record was not visible to a relay.
 #[derive(ValidGrouping)]
-struct IsNew<'a>(&'a ReadTo);
+struct IsNewRecord<'a>(&'a ReadTo);
 
-impl Expression for IsNew<'_> {
+impl Expression for IsNewRecord<'_> {
     type SqlType = Bool;
 }
 
 /// Used only where the table of records is.
-impl<QS> AppearsOnTable<QS> for IsNew<'_> {}
+impl<QS> AppearsOnTable<QS> for IsNewRecord<'_> {}
 
-impl<QS> SelectableExpression<QS> for IsNew<'_> {}
+impl<QS> SelectableExpression<QS> for IsNewRecord<'_> {}
 
-impl QueryId for IsNew<'_> {
+impl QueryId for IsNewRecord<'_> {
     type QueryId = ();
 
     const HAS_STATIC_QUERY_ID: bool = false;
 }
 
-impl QueryFragment<Pg> for IsNew<'_> {
+impl QueryFragment<Pg> for IsNewRecord<'_> {
     fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
         // So that the index serves: a condition in OR would read all records.
         out.push_sql("(registration.xid >= CASE WHEN pg_catalog.pg_postmaster_start_time() = ");
@@ -120,7 +120,10 @@ impl Reads for Unread {
 impl Reads for ReadTo {
     fn seen<'a>(&'a self, name: &OutboxName) -> On<'a, outbox::table, Nullable<BigInt>> {
         match name.has_endpoints() {
-            true => Box::new(number_of!(name, IsNew(self).and(registration::is_new))),
+            true => Box::new(number_of!(
+                name,
+                IsNewRecord(self).and(registration::is_new)
+            )),
             false => Unread.seen(name),
         }
     }
@@ -134,7 +137,7 @@ impl Reads for ReadTo {
             .filter(has_ended(self))
             .select(sum(hashtext(endpoint::name)));
         let ended = coalesce(ended.single_value(), 0);
-        let changed = coalesce(number_of!(name, IsNew(self)), 0);
+        let changed = coalesce(number_of!(name, IsNewRecord(self)), 0);
         Box::new((changed + ended).nullable())
     }
 }
@@ -166,7 +169,7 @@ pub(crate) fn names(
     name: &OutboxName,
     read_to: &ReadTo,
 ) -> QueryResult<BTreeSet<String>> {
-    let changed = registration::table(name.registration()).filter(IsNew(read_to));
+    let changed = registration::table(name.registration()).filter(IsNewRecord(read_to));
     let mut names: BTreeSet<String> = changed
         .select(registration::name)
         .load(conn)?
@@ -185,7 +188,7 @@ pub(crate) fn forget(
 ) -> QueryResult<ReadTo> {
     if let Some(then) = then.filter(|_| name.has_endpoints()) {
         delete(registration::table(name.registration()))
-            .filter(not(IsNew(then)))
+            .filter(not(IsNewRecord(then)))
             .execute(conn)?;
     }
     now(conn)
@@ -224,7 +227,7 @@ mod tests {
             names.join(" ")
         };
         let registered = |conn: &mut PgConnection, read_to: &ReadTo| -> Option<i64> {
-            let number = number_of!(name, IsNew(read_to).and(registration::is_new));
+            let number = number_of!(name, IsNewRecord(read_to).and(registration::is_new));
             select(number).get_result(conn).expect("a number")
         };
         assert_eq!(

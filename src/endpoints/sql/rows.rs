@@ -189,9 +189,9 @@ fn read<T, E: std::fmt::Display>(
     value.map_err(failed).ok()
 }
 
-type Headers = Vec<(String, secrecy::SecretString)>;
+type SecretHeaders = Vec<(String, secrecy::SecretString)>;
 
-fn headers(json: &str) -> Result<Headers, &'static str> {
+fn headers(json: &str) -> Result<SecretHeaders, &'static str> {
     // The parser's own error would reveal part of a header value.
     let found: BTreeMap<String, String> =
         serde_json::from_str(json).map_err(|_| "not a JSON object of strings")?;
@@ -220,12 +220,12 @@ fn timestamp(time: SystemTime) -> PgTimestamp {
 
 /// An endpoint by its name. With a tenant: only if the endpoint is the tenant's.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Which<'a> {
+pub(crate) struct WhichEndpoint<'a> {
     pub(crate) name: &'a str,
     pub(crate) tenant: Option<Uuid>,
 }
 
-fn is_it(which: Which<'_>) -> On<'_, endpoint::table> {
+fn is_it(which: WhichEndpoint<'_>) -> On<'_, endpoint::table> {
     all_of([
         given(Some(which.name), |name| endpoint::name.eq(name)),
         given(which.tenant, is_of_tenant),
@@ -331,7 +331,7 @@ fn only<'a>(
 pub(crate) fn lock(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: Which<'_>,
+    which: WhichEndpoint<'_>,
 ) -> QueryResult<Option<Endpoint>> {
     let found = all_endpoints(name).filter(is_it(which)).for_update();
     only(conn, found.select(StoredRow::as_select()))
@@ -442,7 +442,7 @@ pub(crate) fn exists(conn: &mut PgConnection, name: &OutboxName, which: &str) ->
 pub(crate) fn hold(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: Which<'_>,
+    which: WhichEndpoint<'_>,
 ) -> QueryResult<bool> {
     let row = all_endpoints(name).filter(is_it(which));
     let row = row.select(endpoint::name).for_key_share();
@@ -453,7 +453,7 @@ pub(crate) fn hold(
 pub(crate) fn get(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: Which<'_>,
+    which: WhichEndpoint<'_>,
 ) -> QueryResult<Option<Endpoint>> {
     let found = all_endpoints(name).filter(is_it(which));
     only(conn, found.select(StoredRow::as_select()))
@@ -530,18 +530,19 @@ pub(crate) fn counts_and_pages(
     [one, other]: [&str; 2],
 ) -> QueryResult<(EndpointCounts, [i64; 2])> {
     let of = |state| count(endpoint::name).aggregate_filter(is_in_state(name, state));
-    type Found = (i64, i64, i64, i64, i64, Option<i64>, Option<i64>);
-    let (working, unverified, paused, failing, disabled, one, other): Found = all_endpoints(name)
-        .select((
-            of(EndpointState::Active),
-            of(EndpointState::Unverified),
-            of(EndpointState::Paused),
-            of(EndpointState::Failing),
-            of(EndpointState::Disabled),
-            pages_of!(pg_relation_size(to_regclass(one))),
-            pages_of!(pg_relation_size(to_regclass(other))),
-        ))
-        .get_result(conn)?;
+    type RowCounts = (i64, i64, i64, i64, i64, Option<i64>, Option<i64>);
+    let (working, unverified, paused, failing, disabled, one, other): RowCounts =
+        all_endpoints(name)
+            .select((
+                of(EndpointState::Active),
+                of(EndpointState::Unverified),
+                of(EndpointState::Paused),
+                of(EndpointState::Failing),
+                of(EndpointState::Disabled),
+                pages_of!(pg_relation_size(to_regclass(one))),
+                pages_of!(pg_relation_size(to_regclass(other))),
+            ))
+            .get_result(conn)?;
     let counts = EndpointCounts {
         working,
         unverified,
@@ -665,7 +666,7 @@ pub(crate) fn called(
 pub(crate) fn registration(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: Which<'_>,
+    which: WhichEndpoint<'_>,
 ) -> QueryResult<Option<Uuid>> {
     all_endpoints(name)
         .filter(is_it(which))
@@ -678,7 +679,7 @@ pub(crate) fn registration(
 pub(crate) fn remove(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: Which<'_>,
+    which: WhichEndpoint<'_>,
 ) -> QueryResult<bool> {
     delete(all_endpoints(name))
         .filter(is_it(which))
@@ -700,7 +701,7 @@ pub(crate) struct Secrets {
 pub(crate) fn secrets(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: Which<'_>,
+    which: WhichEndpoint<'_>,
 ) -> QueryResult<Option<Secrets>> {
     all_endpoints(name)
         .filter(is_it(which))
@@ -835,7 +836,7 @@ pub(crate) fn endpoint_rows(
 pub(crate) fn endpoint_row(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: Which<'_>,
+    which: WhichEndpoint<'_>,
 ) -> QueryResult<Option<EndpointRow>> {
     Ok(endpoint_rows_that(conn, name, is_it(which))?.pop())
 }
@@ -870,7 +871,7 @@ fn endpoint_rows_that(
 pub(crate) fn rotate(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: Which<'_>,
+    which: WhichEndpoint<'_>,
     new: &str,
     keep: Duration,
 ) -> QueryResult<bool> {

@@ -25,7 +25,7 @@ use crate::status::ReasonCode;
 
 /// The topics and destinations that all active relays serve together.
 pub(crate) struct Served {
-    relays: Vec<Relay>,
+    relays: Vec<ServingRelay>,
     /// `false`: a relay of a later version is active, and may serve anything.
     is_certain: bool,
     /// Of the names that were asked for, the endpoints, and the removed ones, whose messages relays
@@ -42,7 +42,7 @@ pub(crate) struct Served {
     disabled: Option<String>,
 }
 
-struct Relay {
+struct ServingRelay {
     lease: i64,
     name: String,
     routes: Routes,
@@ -198,7 +198,7 @@ pub(crate) fn relay_with(
 impl Served {
     /// What these active relays serve and refuse, without endpoints.
     pub(crate) fn by_relays(relays: impl Iterator<Item = (i64, String, Serves, Refuses)>) -> Self {
-        let relay = |(lease, name, serves, refuses): (i64, String, Serves, Refuses)| Relay {
+        let relay = |(lease, name, serves, refuses): (i64, String, Serves, Refuses)| ServingRelay {
             lease,
             name,
             refuses,
@@ -368,13 +368,13 @@ impl Served {
             .map(|relay| relay.name.as_str())
     }
 
-    fn takers(&self, topic: &str, destination: &str) -> impl Iterator<Item = &Relay> {
+    fn takers(&self, topic: &str, destination: &str) -> impl Iterator<Item = &ServingRelay> {
         let awaits_route = destination.is_empty() && self.before(topic).is_some();
         let is_unknown = destination.is_empty()
             && self.patterns.is_undeclared(topic)
             && self.wants(topic).is_none();
         let is_registered = self.registered.contains(destination) && !awaits_route && !is_unknown;
-        let takes = move |relay: &&Relay| {
+        let takes = move |relay: &&ServingRelay| {
             let delivers = relay.registered && relay.refuses.why(destination).is_none();
             relay.routes.serve(topic, destination)
                 || (delivers && is_registered && relay.routes.takes(topic))
@@ -514,7 +514,7 @@ pub(crate) fn refused(
     name: &OutboxName,
 ) -> QueryResult<Vec<RefusedEndpoint>> {
     let found = relays(conn, name)?;
-    let relays: Vec<&Relay> = (found.relays.iter()).filter(|one| one.registered).collect();
+    let relays: Vec<&ServingRelay> = (found.relays.iter()).filter(|one| one.registered).collect();
     let mut all: BTreeMap<&str, RefusedEndpoint> = BTreeMap::new();
     for relay in &relays {
         for (name, why) in relay.refuses.each() {

@@ -45,7 +45,7 @@ const LONGEST_ERROR: usize = 512;
 
 /// What follows a failed try.
 #[derive(Debug)]
-pub(crate) enum Next {
+pub(crate) enum NextTry {
     Again(Duration),
     /// The endpoint is disabled, for this reason.
     Disabled(String),
@@ -163,7 +163,7 @@ pub(crate) fn failed(
     seen: AsSeen<'_>,
     (error, is_final): (&str, bool),
     own_events: bool,
-) -> QueryResult<Next> {
+) -> QueryResult<NextTry> {
     let table = || all_endpoints(name);
     let error: String = error.chars().take(LONGEST_ERROR).collect();
     conn.transaction(|conn| {
@@ -175,7 +175,7 @@ pub(crate) fn failed(
             .get_result(conn)
             .optional()?;
         let Some(tries) = tries else {
-            return Ok(Next::Changed);
+            return Ok(NextTry::Changed);
         };
         let wait = usize::try_from(tries).ok();
         let wait = wait.and_then(|tries| RETRIES.get(tries));
@@ -190,7 +190,7 @@ pub(crate) fn failed(
             ))
             .execute(conn)?;
         if let Some(wait) = wait {
-            return Ok(Next::Again(*wait));
+            return Ok(NextTry::Again(*wait));
         }
         let reason = format!("{NOT_VERIFIED}{error}");
         let why = (Hand::Relay, reason.as_str());
@@ -199,8 +199,8 @@ pub(crate) fn failed(
             false => disable_as_seen(conn, name, seen, why, None)?,
         };
         Ok(match is_disabled {
-            true => Next::Disabled(reason),
-            false => Next::Changed,
+            true => NextTry::Disabled(reason),
+            false => NextTry::Changed,
         })
     })
 }

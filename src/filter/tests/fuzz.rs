@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 
 use super::super::decimal::Decimal;
-use super::super::{Filter, Outcome, evaluate};
+use super::super::{Filter, FilterOutcome, evaluate};
 use super::oracle;
 
 /// The fuzz stops after this time, however many rounds are left.
@@ -289,15 +289,18 @@ fn filters_agree_with_the_oracle() {
         for ((filter, text), outcome) in all.iter().zip(texts).zip(outcomes) {
             let expected = oracle::matches(&oracle::read(&text), topic, of_headers.as_ref(), &tree);
             let expected = if expected {
-                Outcome::Matches
+                FilterOutcome::Matches
             } else {
-                Outcome::DoesNot
+                FilterOutcome::DoesNot
             };
             assert_eq!(outcome, expected, "{text}\n{payload}\n{headers:?}");
             let alone = evaluate(&[filter], topic, headers.as_deref(), &payload);
             assert_eq!(alone, [expected], "alone: {text}\n{payload}");
             let (matching, all) = counts.get();
-            counts.set((matching + u64::from(expected == Outcome::Matches), all + 1));
+            counts.set((
+                matching + u64::from(expected == FilterOutcome::Matches),
+                all + 1,
+            ));
         }
     });
     let (matching, all) = counts.get();

@@ -12,7 +12,7 @@ use crate::operate::sql::depths::Depths;
 use crate::shows::shows;
 use crate::status::Status;
 
-type Labels = (Arc<str>, Arc<str>);
+type LaneLabels = (Arc<str>, Arc<str>);
 
 /// At each count, this many endpoints with the most messages get their own label, and as many with the
 /// longest waiting messages.
@@ -36,7 +36,7 @@ struct LaneGauges {
 
 /// The values of the gauges of a lane. Lanes with the same labels are summed.
 #[derive(Debug, Default, Clone, PartialEq)]
-struct Shown {
+struct GaugeValues {
     messages: [i64; STATES.len()],
     oldest_due_seconds: f64,
 }
@@ -50,7 +50,7 @@ pub struct DepthGauges {
     /// How many more endpoints can get their own label.
     unnamed: usize,
     /// The gauges, by their topic and destination labels.
-    lanes: BTreeMap<Labels, LaneGauges>,
+    lanes: BTreeMap<LaneLabels, LaneGauges>,
 }
 
 impl DepthGauges {
@@ -109,7 +109,7 @@ impl DepthGauges {
 
     fn name_the_worst(&mut self, depths: &Depths, is_registered: impl Fn(&str) -> bool) {
         let label = |_: &str, destination: &str| (Arc::default(), destination.into());
-        let mut others: Vec<(Arc<str>, Shown)> = (summed(depths, label).into_iter())
+        let mut others: Vec<(Arc<str>, GaugeValues)> = (summed(depths, label).into_iter())
             .map(|((_, destination), shown)| (destination, shown))
             .filter(|(name, _)| is_registered(name) && !self.destinations.contains(name))
             .collect();
@@ -132,7 +132,7 @@ impl DepthGauges {
 
 impl Drop for DepthGauges {
     fn drop(&mut self) {
-        let nothing = Shown::default();
+        let nothing = GaugeValues::default();
         self.lanes.values().for_each(|lane| lane.show(&nothing));
     }
 }
@@ -140,13 +140,16 @@ impl Drop for DepthGauges {
 shows!(DepthGauges: outbox);
 
 /// The names of the first [`WORST`] destinations.
-fn names(others: &[(Arc<str>, Shown)]) -> Vec<Arc<str>> {
+fn names(others: &[(Arc<str>, GaugeValues)]) -> Vec<Arc<str>> {
     let first = others.iter().take(WORST);
     first.map(|(name, _)| Arc::clone(name)).collect()
 }
 
-fn summed(depths: &Depths, labels: impl Fn(&str, &str) -> Labels) -> BTreeMap<Labels, Shown> {
-    let mut all: BTreeMap<Labels, Shown> = BTreeMap::new();
+fn summed(
+    depths: &Depths,
+    labels: impl Fn(&str, &str) -> LaneLabels,
+) -> BTreeMap<LaneLabels, GaugeValues> {
+    let mut all: BTreeMap<LaneLabels, GaugeValues> = BTreeMap::new();
     let mut add = |topic: &str, destination: &str, messages: [i64; 4], oldest: Option<f64>| {
         let shown = all.entry(labels(topic, destination)).or_default();
         for (shown, count) in shown.messages.iter_mut().zip(messages) {
@@ -166,7 +169,7 @@ fn summed(depths: &Depths, labels: impl Fn(&str, &str) -> Labels) -> BTreeMap<La
 }
 
 impl LaneGauges {
-    fn new(outbox: &Arc<str>, (topic, destination): &Labels) -> Self {
+    fn new(outbox: &Arc<str>, (topic, destination): &LaneLabels) -> Self {
         let messages = |status: Status| {
             gauge!(MESSAGES, "outbox" => Arc::clone(outbox), "topic" => Arc::clone(topic),
                 "destination" => Arc::clone(destination), "status" => status.as_str())
@@ -179,7 +182,7 @@ impl LaneGauges {
     }
 
     #[allow(clippy::cast_precision_loss, reason = "gauges are floating-point")]
-    fn show(&self, shown: &Shown) {
+    fn show(&self, shown: &GaugeValues) {
         for (gauge, count) in self.messages.iter().zip(shown.messages) {
             gauge.set(count as f64);
         }

@@ -12,7 +12,7 @@ use crate::endpoints::{EndpointError, EndpointTest, Endpoints, TestAnswer};
 use crate::http::HttpDispatcher;
 use crate::message::{Message, replays};
 use crate::operate::sql::messages::MessageRecord;
-use crate::operate::sql::tail::{self, Kept};
+use crate::operate::sql::tail::{self, KeptPayload};
 use crate::shows::shows;
 use crate::sql::pinned::pinned;
 
@@ -120,7 +120,7 @@ impl<'a> Forward<'a> {
 }
 
 /// The message as it was delivered, at its first attempt.
-fn message(entry: &MessageRecord, kept: Kept) -> Message {
+fn message(entry: &MessageRecord, kept: KeptPayload) -> Message {
     let key = replays::same_message(&kept.idempotency_key).map(str::to_owned);
     Message {
         sequence: entry.sequence,

@@ -8,16 +8,16 @@ use crate::config::{Config, ConfigError, Rate, Verification};
 use crate::dispatch::NotVerified;
 use crate::endpoints::public_error::public_error;
 use crate::endpoints::sql::rows::AsSeen;
-use crate::endpoints::sql::verification::{self, Next};
+use crate::endpoints::sql::verification::{self, NextTry};
 use crate::endpoints::{EndpointError, Endpoints};
-use crate::http::{EndpointClients, Verifier};
+use crate::http::{EndpointClients, EndpointVerifier};
 use crate::shows::shows;
 use crate::status::ReasonCode;
 
 /// A try to verify an endpoint that is ready to be sent: see [`Endpoints::verify`].
 #[must_use = "only `ask` sends the request"]
 pub struct EndpointCheck {
-    verifier: Verifier,
+    verifier: EndpointVerifier,
     name: String,
     updated_at: Option<SystemTime>,
 }
@@ -176,7 +176,7 @@ impl Endpoints<'_> {
             Some(why) => {
                 let why = (why.text(), why.is_final);
                 let next = verification::failed(conn, outbox, seen, (&why.0, why.1), false)?;
-                Ok(!matches!(next, Next::Changed))
+                Ok(!matches!(next, NextTry::Changed))
             }
         })
     }

@@ -10,7 +10,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Double, Nullable, Text};
 use diesel::{PgConnection, RunQueryDsl};
 
-use super::why::{Facts, WaitReason};
+use super::why::{WaitReason, WhyFacts};
 use crate::engine::claim::sql::streams::streams;
 use crate::message::Sequence;
 use crate::name::OutboxName;
@@ -84,7 +84,7 @@ pub(crate) fn blocked_keys(
         .iter()
         .map(|(_, destination)| destination.as_str())
         .collect();
-    let facts = Facts::load(conn, name, &names)?;
+    let facts = WhyFacts::load(conn, name, &names)?;
     let waits = |(topic, destination): &(String, String)| {
         // Without a relay everything waits, not a key.
         let reason = facts.of_lane(topic, destination);

@@ -67,10 +67,10 @@ filter! {
     }
 }
 
-type Condition<'a> = On<'a, dead::table>;
+type DeadCondition<'a> = On<'a, dead::table>;
 
 /// Whether the filter selects a dead letter.
-fn is_meant(filter: &DeadFilter) -> Condition<'_> {
+fn is_meant(filter: &DeadFilter) -> DeadCondition<'_> {
     let sequences = (filter.sequences.as_ref()).filter(|sequences| !sequences.is_empty());
     let when = (dead::dead_lettered_at, dead::sequence).into_sql::<TimeAndSequence>();
     let others = [
@@ -89,7 +89,7 @@ fn is_meant(filter: &DeadFilter) -> Condition<'_> {
 fn latest(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: Condition<'_>,
+    which: DeadCondition<'_>,
     content: Content,
     limit: i64,
 ) -> QueryResult<Vec<MessageRecord>> {
@@ -196,12 +196,12 @@ pub(crate) fn requeue_to(
         let to = |conn: &mut PgConnection, sequences| {
             requeue_with(conn, name, letters, asked, operator, sequences)
         };
-        let (done, _) = to(conn, Sequences::Old)?;
+        let (done, _) = to(conn, RequeuedSequences::Old)?;
         if done == letters.len() {
             return Ok(done);
         }
         for _ in 0..TRIES {
-            let moved = conn.transaction(|conn| match to(conn, Sequences::New)? {
+            let moved = conn.transaction(|conn| match to(conn, RequeuedSequences::New)? {
                 (gone, placed) if gone == placed => Ok(gone),
                 _ => Err(Error::RollbackTransaction),
             });
@@ -219,7 +219,7 @@ pub(crate) fn requeue_to(
 
 /// The sequences of requeued messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sequences {
+enum RequeuedSequences {
     /// Their own. Letters whose sequences have other messages stay.
     Old,
     /// New ones.
@@ -235,11 +235,11 @@ fn requeue_with(
     letters: &[LetterId],
     asked: &str,
     operator: &str,
-    sequences: Sequences,
+    sequences: RequeuedSequences,
 ) -> QueryResult<(usize, usize)> {
     let (outbox, dead) = (name.outbox(), name.dead());
     let (is_free, sequence, ending) = match sequences {
-        Sequences::Old => (
+        RequeuedSequences::Old => (
             format!(
                 "AND NOT EXISTS (SELECT FROM {outbox} o WHERE o.sequence = d.sequence)
                  AND NOT EXISTS (SELECT FROM asked e
@@ -248,7 +248,7 @@ fn requeue_with(
             "sequence,",
             "",
         ),
-        Sequences::New => (
+        RequeuedSequences::New => (
             String::new(),
             "",
             "ORDER BY sequence, message_id ON CONFLICT (sequence) DO NOTHING",

@@ -25,7 +25,7 @@ use super::waiting::is_so;
 use super::why::{self, WaitReason};
 use crate::endpoints::public_error::public_error;
 use crate::endpoints::sql::recipient::Recipient;
-use crate::endpoints::sql::rows::Which;
+use crate::endpoints::sql::rows::WhichEndpoint;
 use crate::engine::claim::sql::claim::{self, ARRAYS_AT_ONCE, Sequences, Stream};
 use crate::engine::claim::sql::streams::{is_of, streams_to};
 use crate::message::Sequence;
@@ -214,7 +214,7 @@ pub struct DeliveryDetails {
 pub(crate) fn deliveries(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: Which<'_>,
+    which: WhichEndpoint<'_>,
     filter: &DeliveryFilter,
     limit: usize,
 ) -> QueryResult<Deliveries> {
@@ -408,7 +408,7 @@ fn of_lanes(
 pub(crate) fn counts(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: Which<'_>,
+    which: WhichEndpoint<'_>,
     window: Duration,
     windows: usize,
 ) -> QueryResult<Vec<Option<DeliveryCount>>> {
@@ -533,7 +533,7 @@ impl Delivery {
 pub(crate) fn send_again(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: Which<'_>,
+    which: WhichEndpoint<'_>,
     message_id: Uuid,
     operator: &str,
 ) -> QueryResult<SentAgain> {
@@ -558,7 +558,7 @@ pub(crate) fn send_again(
 pub(crate) fn details(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: Which<'_>,
+    which: WhichEndpoint<'_>,
     message_id: Uuid,
 ) -> QueryResult<Option<DeliveryDetails>> {
     let Some(to) = Recipient::find(conn, name, which)? else {

@@ -165,7 +165,7 @@ impl Depths {
 }
 
 /// A topic and a destination.
-type Lane = (String, String);
+type DepthLane = (String, String);
 
 #[derive(diesel::Queryable)]
 struct LaneRow {
@@ -194,7 +194,7 @@ type LaneColumns = (
 );
 
 impl LaneRow {
-    fn lane(&self) -> Lane {
+    fn lane(&self) -> DepthLane {
         (self.topic.clone(), self.destination.clone())
     }
 
@@ -239,7 +239,7 @@ pub(crate) fn depths_of_relay(conn: &mut PgConnection, name: &OutboxName) -> Que
 }
 
 /// What is read of the tables.
-struct Read {
+struct DepthRead {
     rows: Vec<LaneRow>,
     factor: Option<f64>,
     dead: Vec<DeadDepth>,
@@ -247,12 +247,12 @@ struct Read {
 }
 
 /// Few statements, because a relay repeats them.
-fn read(conn: &mut PgConnection, name: &OutboxName, care: Care) -> QueryResult<Read> {
+fn read(conn: &mut PgConnection, name: &OutboxName, care: Care) -> QueryResult<DepthRead> {
     let (endpoints, pages) = rows::counts_and_pages(conn, name, [&name.outbox(), &name.dead()])?;
     let [(from, factor), (dead, factor_of_dead)] =
         [(name.outbox(), pages[0]), (name.dead(), pages[1])]
             .map(|(table, pages)| sample::source(&table, pages, care));
-    Ok(Read {
+    Ok(DepthRead {
         rows: counted(conn, &from, factor.is_some())?,
         factor,
         dead: dead::depths(conn, name, &dead, factor_of_dead)?,
@@ -260,8 +260,8 @@ fn read(conn: &mut PgConnection, name: &OutboxName, care: Care) -> QueryResult<R
     })
 }
 
-fn of_read(conn: &mut PgConnection, name: &OutboxName, read: Read) -> QueryResult<Depths> {
-    let Read {
+fn of_read(conn: &mut PgConnection, name: &OutboxName, read: DepthRead) -> QueryResult<Depths> {
+    let DepthRead {
         rows,
         factor,
         dead,
@@ -309,7 +309,10 @@ fn counted(conn: &mut PgConnection, from: &str, is_sample: bool) -> QueryResult<
 }
 
 /// The topics and destinations of live messages.
-pub(crate) fn lanes(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<BTreeSet<Lane>> {
+pub(crate) fn lanes(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+) -> QueryResult<BTreeSet<DepthLane>> {
     // A set, because a lane has two streams if it has messages with and without ordering keys.
     let lane = |Found { stream, .. }| (stream.topic.topic, stream.topic.destination);
     Ok(streams(conn, name)?.into_iter().map(lane).collect())
@@ -342,7 +345,7 @@ fn of_large(
     sampled: Vec<LaneRow>,
     factor: f64,
 ) -> QueryResult<Vec<LaneDepth>> {
-    let mut seen: BTreeMap<Lane, Sampled> = BTreeMap::new();
+    let mut seen: BTreeMap<DepthLane, Sampled> = BTreeMap::new();
     for row in sampled {
         let lane = row.lane();
         seen.entry(lane).or_default().sampled = Some(row);
@@ -358,7 +361,7 @@ fn of_large(
     if first.is_none() {
         // Dead entries delay reading the long lanes. The lanes that the sample missed are short: read only these.
         let short = seen.iter().filter(|(_, seen)| seen.sampled.is_none());
-        let short: BTreeSet<Lane> = short.map(|(lane, _)| lane.clone()).collect();
+        let short: BTreeSet<DepthLane> = short.map(|(lane, _)| lane.clone()).collect();
         first = looking_briefly(conn, PATIENCE, |conn| first_rows(conn, name, &short))?;
     }
     for row in first.into_iter().flatten() {
@@ -379,7 +382,7 @@ fn of_large(
 fn first_rows(
     conn: &mut PgConnection,
     name: &OutboxName,
-    lanes: &BTreeSet<Lane>,
+    lanes: &BTreeSet<DepthLane>,
 ) -> QueryResult<Vec<LaneRow>> {
     let limit = rows_of_each(lanes.len());
     let (topics, destinations): (Vec<&str>, Vec<&str>) =
@@ -427,7 +430,7 @@ pub(super) fn of_lane(name: &OutboxName, columns: &str, which: &str) -> String {
 }
 
 /// Joins what was read by index and by sample. `factor`: how many messages each sampled message represents.
-fn joined((topic, destination): Lane, seen: Sampled, factor: f64) -> LaneDepth {
+fn joined((topic, destination): DepthLane, seen: Sampled, factor: f64) -> LaneDepth {
     let first = match seen.first {
         Some(first) if !first.is_cut => return exact(first),
         first => first,

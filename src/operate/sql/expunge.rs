@@ -266,10 +266,11 @@ looks! {
 }
 
 /// Finds messages of a subject, in the order of their ids, after an id; at most [`LOOK`].
-type Look = fn(&mut PgConnection, &OutboxName, &Subject, Option<Uuid>) -> QueryResult<Vec<Uuid>>;
+type FindSubject =
+    fn(&mut PgConnection, &OutboxName, &Subject, Option<Uuid>) -> QueryResult<Vec<Uuid>>;
 
 /// The searches, in the order in which a message goes through the tables.
-pub(crate) const LOOKS: [Look; 3] = [live, letters, entries];
+pub(crate) const LOOKS: [FindSubject; 3] = [live, letters, entries];
 
 /// The rows of a subject: what an expunge of all its messages would do. Attempts are not counted.
 pub(crate) fn count(

@@ -42,8 +42,8 @@ pub(crate) fn for_each(
     name: &OutboxName,
     mut each: impl FnMut(StoredPayload),
 ) -> QueryResult<()> {
-    type Row = (Uuid, String, MaybeJson, JsonText);
-    let mut tell = |kept_in: KeptIn, (message_id, topic, headers, payload): Row| {
+    type PayloadRow = (Uuid, String, MaybeJson, JsonText);
+    let mut tell = |kept_in: KeptIn, (message_id, topic, headers, payload): PayloadRow| {
         let headers: Option<String> = headers.into();
         each(StoredPayload {
             kept_in,
@@ -60,7 +60,7 @@ pub(crate) fn for_each(
             outbox::headers,
             outbox::payload,
         ));
-        for row in waiting.load_iter::<Row, PgRowByRowLoadingMode>(conn)? {
+        for row in waiting.load_iter::<PayloadRow, PgRowByRowLoadingMode>(conn)? {
             tell(KeptIn::Live, row?);
         }
         let dead = dead::table(name.dead()).select((
@@ -69,7 +69,7 @@ pub(crate) fn for_each(
             dead::headers,
             dead::payload,
         ));
-        for row in dead.load_iter::<Row, PgRowByRowLoadingMode>(conn)? {
+        for row in dead.load_iter::<PayloadRow, PgRowByRowLoadingMode>(conn)? {
             tell(KeptIn::Dead, row?);
         }
         let kept = ledger::table(name.ledger())
@@ -82,7 +82,7 @@ pub(crate) fn for_each(
                 ledger::headers,
                 ledger::payload.assume_not_null(),
             ));
-        for row in kept.load_iter::<Row, PgRowByRowLoadingMode>(conn)? {
+        for row in kept.load_iter::<PayloadRow, PgRowByRowLoadingMode>(conn)? {
             tell(KeptIn::Ledger, row?);
         }
         Ok(())

@@ -18,7 +18,7 @@ pub(crate) use crate::message::replays::LONGEST_RUN;
 use crate::endpoints::sql::missed::Bulked;
 use crate::endpoints::sql::recipient::Recipient;
 use crate::endpoints::sql::removed::removed_again;
-use crate::endpoints::sql::rows::{self, Which};
+use crate::endpoints::sql::rows::{self, WhichEndpoint};
 use crate::message::replays::replayed;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
@@ -94,7 +94,7 @@ struct FoundRow {
 
 /// A replay in progress: its place in the ledger, and its end.
 #[derive(Debug)]
-pub(crate) struct Walk {
+pub(crate) struct ReplayWalk {
     /// The name of the run, part of the keys of its messages.
     pub(crate) run: String,
     /// The place of the last row that was read.
@@ -112,7 +112,7 @@ pub(crate) fn begin(
     name: &OutboxName,
     filter: &ReplayFilter,
     run: &str,
-) -> QueryResult<Walk> {
+) -> QueryResult<ReplayWalk> {
     let now: PgTimestamp = select(clock_timestamp()).get_result(conn)?;
     let since = match filter.since {
         Some(since) => Some(as_micros(since)),
@@ -122,7 +122,7 @@ pub(crate) fn begin(
     let until = filter.until.map_or(i64::MAX, as_micros);
     let registration = match filter.destination.as_deref() {
         Some(which) => {
-            let which = Which {
+            let which = WhichEndpoint {
                 name: which,
                 tenant: None,
             };
@@ -130,7 +130,7 @@ pub(crate) fn begin(
         }
         None => None,
     };
-    Ok(Walk {
+    Ok(ReplayWalk {
         registration,
         run: run.to_owned(),
         place: Place::before(since.unwrap_or(i64::MIN)),
@@ -154,7 +154,7 @@ pub(crate) fn new_run() -> String {
 }
 
 /// Whether the filter selects a ledger entry, settled at or after the time of the walk's place and before this time.
-fn is_meant<'f>(filter: &'f ReplayFilter, walk: &Walk, to: i64) -> On<'f, ledger::table> {
+fn is_meant<'f>(filter: &'f ReplayFilter, walk: &ReplayWalk, to: i64) -> On<'f, ledger::table> {
     let keys = keys_of(filter);
     let ids: Vec<Uuid> = keys.iter().filter_map(|key| key.parse().ok()).collect();
     let key = ledger::idempotency_key;
@@ -196,7 +196,7 @@ pub(crate) fn count(
     conn: &mut PgConnection,
     name: &OutboxName,
     filter: &ReplayFilter,
-    walk: &Walk,
+    walk: &ReplayWalk,
 ) -> QueryResult<Bulked> {
     let asked = filter.destination.as_deref().unwrap_or_default();
     let distinct = || {
@@ -227,7 +227,7 @@ pub(crate) fn step(
     name: &OutboxName,
     filter: &ReplayFilter,
     ids: ReplayIds,
-    walk: &mut Walk,
+    walk: &mut ReplayWalk,
     most: usize,
     operator: &str,
 ) -> QueryResult<Option<Bulked>> {
@@ -268,7 +268,7 @@ fn next(
     conn: &mut PgConnection,
     name: &OutboxName,
     filter: &ReplayFilter,
-    walk: &mut Walk,
+    walk: &mut ReplayWalk,
     most: usize,
 ) -> QueryResult<Vec<FoundRow>> {
     // Keys have an index, so one window covers all of them.

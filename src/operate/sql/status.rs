@@ -59,7 +59,7 @@ pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
     let silent = relays::silent(conn, name)?;
     #[allow(clippy::cast_precision_loss, reason = "times are short")]
     let seconds = |from: PgTimestamp, to: PgTimestamp| to.0.saturating_sub(from.0) as f64 / 1e6;
-    type Row = (
+    type StatusRow = (
         i64,
         String,
         PgTimestamp,
@@ -82,7 +82,7 @@ pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
             lease::serves,
         ))
         .load(conn)?;
-    let row = |(id, relay, started, renewed, expires, now, stands_by, json): Row| {
+    let row = |(id, relay, started, renewed, expires, now, stands_by, json): StatusRow| {
         let json = Option::<String>::from(json);
         let enabled = json.is_some();
         let serves = json.and_then(|json| Serves::from_json(&json));

@@ -49,7 +49,7 @@ pub(crate) fn between(
 
 /// What the ledger keeps of a message, if it keeps payloads.
 #[derive(Queryable)]
-pub(crate) struct Kept {
+pub(crate) struct KeptPayload {
     pub(crate) idempotency_key: String,
     #[diesel(deserialize_as = JsonText)]
     pub(crate) payload: String,
@@ -66,7 +66,7 @@ pub(crate) fn kept(
     conn: &mut PgConnection,
     name: &OutboxName,
     entry: &MessageRecord,
-) -> QueryResult<Option<Kept>> {
+) -> QueryResult<Option<KeptPayload>> {
     let row = ledger::table(name.ledger())
         .filter(ledger::settled_at.eq(from_micros(entry.place().micros)))
         .filter(ledger::sequence.eq(entry.sequence.0))

@@ -112,10 +112,10 @@ pub(crate) fn list(
     })
 }
 
-type Condition<'a> = On<'a, candidate::table>;
+type WaitingCondition<'a> = On<'a, candidate::table>;
 
 /// Whether the filter selects a live message.
-fn is_meant(filter: &WaitingFilter) -> Condition<'_> {
+fn is_meant(filter: &WaitingFilter) -> WaitingCondition<'_> {
     let when = (candidate::available_at, candidate::sequence).into_sql::<TimeAndSequence>();
     let others = [
         given(filter.status, is_so),
@@ -131,7 +131,7 @@ fn is_meant(filter: &WaitingFilter) -> Condition<'_> {
     all_of(own.into_iter().chain(others))
 }
 
-pub(super) fn is_so(status: Status) -> Condition<'static> {
+pub(super) fn is_so(status: Status) -> WaitingCondition<'static> {
     let is_free = candidate::locked_by.is_null();
     match status {
         Status::Pending => Box::new(is_free.and(candidate::attempts.eq(0))),
@@ -144,7 +144,7 @@ pub(super) fn is_so(status: Status) -> Condition<'static> {
 }
 
 /// Selects messages up to a place, in two conditions: an index scan ends at a sequence only among rows of one time.
-fn no_later(place: Place) -> [Condition<'static>; 2] {
+fn no_later(place: Place) -> [WaitingCondition<'static>; 2] {
     let time = from_micros(place.micros);
     let at_that_time = candidate::available_at.eq(time);
     [
@@ -203,11 +203,11 @@ fn of_lanes(
         let last = last.map(MessageRecord::place);
         let first = |lane| {
             let is_one = move || is_of(lane).and(is_meant(filter));
-            let parts: Vec<Condition<'_>> = match last {
+            let parts: Vec<WaitingCondition<'_>> = match last {
                 None => vec![Box::new(is_one())],
                 Some(place) => no_later(place)
                     .into_iter()
-                    .map(|part| -> Condition<'_> { Box::new(is_one().and(part)) })
+                    .map(|part| -> WaitingCondition<'_> { Box::new(is_one().and(part)) })
                     .collect(),
             };
             parts.into_iter().map(|part| first(name, part, limit))
@@ -220,7 +220,7 @@ fn of_lanes(
 }
 
 /// The sequences of the first selected messages.
-fn first<'a>(name: &OutboxName, which: Condition<'a>, limit: i64) -> Sequences<'a> {
+fn first<'a>(name: &OutboxName, which: WaitingCondition<'a>, limit: i64) -> Sequences<'a> {
     let first = candidate::table(name.outbox())
         .filter(which)
         .order((candidate::available_at, candidate::sequence))
@@ -285,7 +285,7 @@ impl From<Act> for audit::Act {
 
 impl Act {
     /// Whether the act changes a message. A retried message is due, so it is not found again.
-    fn changes(self) -> Condition<'static> {
+    fn changes(self) -> WaitingCondition<'static> {
         let is_free = candidate::locked_by.is_null();
         let has_failed = candidate::attempts
             .gt(0)

@@ -303,7 +303,7 @@ impl fmt::Display for WaitReason {
 }
 
 /// A row of `outbox_pause` that is in force.
-struct Pause {
+struct PauseFacts {
     by: Hand,
     reason: String,
     /// The end, in microseconds since 1970. `None`: until somebody ends the pause.
@@ -318,7 +318,7 @@ struct OfLane {
 }
 
 /// What the reason of a message depends on.
-pub(crate) struct Waiting<'a> {
+pub(crate) struct ReasonFacts<'a> {
     pub(crate) topic: &'a str,
     pub(crate) destination: &'a str,
     /// The lease that holds the message, and since when, RFC 3339.
@@ -335,13 +335,13 @@ pub(crate) struct Waiting<'a> {
 }
 
 /// The facts that decide why messages wait.
-pub(crate) struct Facts {
+pub(crate) struct WhyFacts {
     /// Microseconds since 1970.
     now: i64,
     leases: HashSet<i64>,
     /// `None`: a test's relay, which serves everything and ignores pauses.
     served: Option<Served>,
-    pauses: HashMap<(String, String), Pause>,
+    pauses: HashMap<(String, String), PauseFacts>,
     /// The endpoints to which nothing is sent, and why.
     stopped: HashMap<String, WaitReason>,
     /// The rate limits of endpoints.
@@ -350,7 +350,7 @@ pub(crate) struct Facts {
     silent: HashMap<i64, SilentRelay>,
 }
 
-impl Facts {
+impl WhyFacts {
     /// `names`: the destinations of the messages in question.
     pub(crate) fn load(
         conn: &mut PgConnection,
@@ -409,7 +409,7 @@ impl Facts {
         let pauses = pauses.into_iter().map(|row| {
             let until = row.left.map(at);
             let (by, reason) = (row.by, row.reason);
-            ((row.kind, row.name), Pause { by, reason, until })
+            ((row.kind, row.name), PauseFacts { by, reason, until })
         });
         Self {
             now,
@@ -472,7 +472,7 @@ impl Facts {
             self.pauses
                 .get(&(kind.as_str().to_owned(), name.to_owned()))
         };
-        if let Some(Pause { reason, until, .. }) = pause_of(Pausable::Topic, topic) {
+        if let Some(PauseFacts { reason, until, .. }) = pause_of(Pausable::Topic, topic) {
             let why = WaitReason::TopicPaused {
                 reason: reason.clone(),
                 until: shown(until),
@@ -480,7 +480,7 @@ impl Facts {
             return Some(lasting(why, *until));
         }
         let goes_to = self.goes_to(topic, destination);
-        if let Some(Pause { by, reason, until }) = pause_of(Pausable::Destination, goes_to) {
+        if let Some(PauseFacts { by, reason, until }) = pause_of(Pausable::Destination, goes_to) {
             let (destination, end) = (goes_to.to_owned(), shown(until));
             let why = match reason == BREAKER_OPEN {
                 true => WaitReason::BreakerOpen {
@@ -522,7 +522,7 @@ impl Facts {
     /// Why this live message waits; `first` is the message that blocks its key.
     fn of(&self, record: &MessageRecord, first: Option<(Sequence, Blocker)>) -> WaitReason {
         let now = rfc3339(from_micros(self.now));
-        self.reason(&Waiting {
+        self.reason(&ReasonFacts {
             topic: &record.topic,
             destination: &record.destination,
             lease: record.locked_by,
@@ -535,7 +535,7 @@ impl Facts {
         })
     }
 
-    pub(crate) fn reason(&self, message: &Waiting<'_>) -> WaitReason {
+    pub(crate) fn reason(&self, message: &ReasonFacts<'_>) -> WaitReason {
         if let Some(lease) = message.lease {
             return WaitReason::Sending {
                 since: message.since.unwrap_or_default().to_owned(),
@@ -575,7 +575,7 @@ impl Facts {
     }
 
     /// Why a message waits that a relay may claim now.
-    fn of_free(&self, message: &Waiting<'_>) -> WaitReason {
+    fn of_free(&self, message: &ReasonFacts<'_>) -> WaitReason {
         let destination = self.goes_to(message.topic, message.destination).to_owned();
         let reason = message.failed.and_then(|code| code.parse().ok());
         match reason {
@@ -763,7 +763,7 @@ pub(crate) fn wait_reasons(
     records: &[MessageRecord],
 ) -> QueryResult<Vec<Option<WaitReason>>> {
     let names = records.iter().map(|one| one.destination.as_str()).collect();
-    Facts::load(conn, name, &names)?.of_all(conn, name, records)
+    WhyFacts::load(conn, name, &names)?.of_all(conn, name, records)
 }
 
 /// Like [`wait_reasons`], for messages of one destination.
@@ -773,7 +773,7 @@ pub(crate) fn wait_reasons_of(
     destination: &str,
     records: &[MessageRecord],
 ) -> QueryResult<Vec<Option<WaitReason>>> {
-    Facts::of_destination(conn, name, destination)?.of_all(conn, name, records)
+    WhyFacts::of_destination(conn, name, destination)?.of_all(conn, name, records)
 }
 
 /// Why each of these messages waits; `None`: the message is not live.
@@ -799,7 +799,7 @@ pub(crate) fn due_in_test(
     name: &OutboxName,
     ended: &[i64],
 ) -> QueryResult<Vec<(MessageRecord, WaitReason)>> {
-    let facts = Facts::of_test(conn, name)?;
+    let facts = WhyFacts::of_test(conn, name)?;
     let left = of_live(conn, name, &facts, ended)?.into_iter();
     Ok(left
         .filter(|(_, reason)| !matches!(reason, WaitReason::NotDue { .. }))
@@ -810,7 +810,7 @@ pub(crate) fn due_in_test(
 pub(crate) fn of_live(
     conn: &mut PgConnection,
     name: &OutboxName,
-    facts: &Facts,
+    facts: &WhyFacts,
     except: &[i64],
 ) -> QueryResult<Vec<(MessageRecord, WaitReason)>> {
     let is_other = Box::new(outbox::sequence.ne_all(except.to_vec()));

@@ -31,12 +31,12 @@ pub(crate) struct NewRow {
 /// What may exist only once: a given key, at each destination. A message without a key is no duplicate of any
 /// message: its identity is its id, and the number of messages with that id before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Identity<'a> {
+enum OnlyOnce<'a> {
     Key(&'a str, &'a str),
     Id(Uuid, &'a str, usize),
 }
 
-impl<'a> Identity<'a> {
+impl<'a> OnlyOnce<'a> {
     fn new(key: Option<&'a str>, id: Uuid, destination: &'a str) -> Self {
         match key {
             Some(key) => Self::Key(key, destination),
@@ -82,15 +82,15 @@ impl NewRow {
         self.message.idempotency_key.as_deref()
     }
 
-    fn identity(&self) -> Identity<'_> {
+    fn identity(&self) -> OnlyOnce<'_> {
         let message = &self.message;
-        Identity::new(self.given_key(), message.message_id, &message.destination)
+        OnlyOnce::new(self.given_key(), message.message_id, &message.destination)
     }
 }
 
 /// What the outbox has for a message's key after an insert.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Stored {
+pub(crate) struct StoredMessage {
     pub(crate) sequence: i64,
     pub(crate) message_id: Uuid,
     /// Whether this insert wrote the row.
@@ -100,7 +100,7 @@ pub(crate) struct Stored {
 }
 
 #[derive(diesel::Queryable)]
-struct FoundRow {
+struct FoundMessage {
     sequence: i64,
     message_id: Uuid,
     idempotency_key: Option<String>,
@@ -110,10 +110,10 @@ struct FoundRow {
     is_new: bool,
 }
 
-impl FoundRow {
-    fn identity(&self) -> Identity<'_> {
+impl FoundMessage {
+    fn identity(&self) -> OnlyOnce<'_> {
         let key = self.idempotency_key.as_deref();
-        Identity::new(key, self.message_id, &self.destination)
+        OnlyOnce::new(key, self.message_id, &self.destination)
     }
 }
 
@@ -131,7 +131,7 @@ pub(crate) fn insert_or_find(
     conn: &mut impl LoadConnection<Backend = Pg>,
     name: &OutboxName,
     rows: &[NewRow],
-) -> QueryResult<Vec<Stored>> {
+) -> QueryResult<Vec<StoredMessage>> {
     let mut first_of = HashMap::with_capacity(rows.len());
     let mut missing = Vec::with_capacity(rows.len());
     for (index, row) in rows.iter().enumerate() {
@@ -141,7 +141,7 @@ pub(crate) fn insert_or_find(
             index
         });
     }
-    let mut found: Vec<Option<FoundRow>> = rows.iter().map(|_| None).collect();
+    let mut found: Vec<Option<FoundMessage>> = rows.iter().map(|_| None).collect();
     for _ in 0..TRIES {
         if missing.is_empty() {
             return Ok(stored(rows, &first_of, &found));
@@ -156,9 +156,9 @@ pub(crate) fn insert_or_find(
                 Nullable<Binary>,
                 Bool,
             )>()
-            .load::<FoundRow>(conn)?;
+            .load::<FoundMessage>(conn)?;
         for row in with_digests(conn, name, seen)? {
-            let is_found = |it: &Identity<'_>| {
+            let is_found = |it: &OnlyOnce<'_>| {
                 first_of
                     .get(it)
                     .is_some_and(|&index: &usize| found[index].is_some())
@@ -184,9 +184,9 @@ pub(crate) fn insert_or_find(
 fn with_digests(
     conn: &mut impl LoadConnection<Backend = Pg>,
     name: &OutboxName,
-    mut rows: Vec<FoundRow>,
-) -> QueryResult<Vec<FoundRow>> {
-    let has_none = |row: &FoundRow| !row.is_new && row.digest.is_none();
+    mut rows: Vec<FoundMessage>,
+) -> QueryResult<Vec<FoundMessage>> {
+    let has_none = |row: &FoundMessage| !row.is_new && row.digest.is_none();
     let plain = rows.iter().filter(|row| has_none(row));
     let plain: Vec<i64> = plain.map(|row| row.sequence).collect();
     if plain.is_empty() {
@@ -213,17 +213,17 @@ fn with_digests(
 /// Maps the rows found for the first message of each key to all messages.
 fn stored(
     rows: &[NewRow],
-    first_of: &HashMap<Identity<'_>, usize>,
-    found: &[Option<FoundRow>],
-) -> Vec<Stored> {
+    first_of: &HashMap<OnlyOnce<'_>, usize>,
+    found: &[Option<FoundMessage>],
+) -> Vec<StoredMessage> {
     let stored = rows.iter().enumerate().filter_map(|(index, row)| {
         let first = match row.identity() {
-            identity @ Identity::Key(..) => *first_of.get(&identity)?,
-            Identity::Id(..) => index,
+            identity @ OnlyOnce::Key(..) => *first_of.get(&identity)?,
+            OnlyOnce::Id(..) => index,
         };
         let found = found[first].as_ref()?;
         let digest = found.digest.as_ref().or(rows[first].digest.as_ref());
-        Some(Stored {
+        Some(StoredMessage {
             sequence: found.sequence,
             message_id: found.message_id,
             is_new: found.is_new && first == index,
@@ -257,7 +257,7 @@ fn has_keys(rows: &[&NewRow]) -> bool {
     rows.iter().any(|row| row.given_key().is_some())
 }
 
-/// The columns of a [`FoundRow`] for a new row.
+/// The columns of a [`FoundMessage`] for a new row.
 const NEW: &str =
     "sequence, message_id, idempotency_key, destination, NULL::pg_catalog.bytea AS digest,
     true AS is_new";

@@ -162,7 +162,7 @@ fn told(
 }
 
 /// A message that has ended, and its ordering key.
-type Ended = (Identity, Option<String>);
+type EndedRow = (Identity, Option<String>);
 
 /// The ended leases that hold any of these messages.
 ///
@@ -211,7 +211,7 @@ fn end_live(
     expired: &[i64],
     end: End,
     note: Option<&str>,
-) -> QueryResult<Vec<Ended>> {
+) -> QueryResult<Vec<EndedRow>> {
     if live.is_empty() {
         return Ok(Vec::new());
     }
@@ -239,7 +239,7 @@ fn end_dead(
     dead: &[Identity],
     end: End,
     note: Option<&str>,
-) -> QueryResult<Vec<Ended>> {
+) -> QueryResult<Vec<EndedRow>> {
     if dead.is_empty() {
         return Ok(Vec::new());
     }

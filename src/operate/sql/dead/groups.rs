@@ -6,7 +6,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Nullable, Text, Timestamptz, Untyped};
 use diesel::{PgConnection, RunQueryDsl};
 
-use super::{Condition, DeadFilter, is_meant};
+use super::{DeadCondition, DeadFilter, is_meant};
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::sql::looking::looking;
@@ -64,7 +64,7 @@ pub(crate) fn groups(
 /// Text: Diesel joins no subquery.
 struct Groups<'a> {
     dead: dead::table,
-    is_meant: Condition<'a>,
+    is_meant: DeadCondition<'a>,
     limit: i64,
 }
 

@@ -8,7 +8,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Text};
 use diesel::{PgConnection, RunQueryDsl};
 
-use super::{DeadDepth, Lane, sample};
+use super::{DeadDepth, DepthLane, sample};
 use crate::name::OutboxName;
 use crate::sql::statement::unprepared_statement;
 
@@ -40,7 +40,7 @@ pub(super) fn depths(
             name.dead()
         ),
     )?;
-    let mut lanes: BTreeMap<Lane, i64> = BTreeMap::new();
+    let mut lanes: BTreeMap<DepthLane, i64> = BTreeMap::new();
     for (lane, count) in counted {
         lanes.insert(lane, sample::times(count, factor));
     }
@@ -51,7 +51,7 @@ pub(super) fn depths(
     Ok(lanes.into_iter().map(depth).collect())
 }
 
-fn count(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<(Lane, i64)>> {
+fn count(conn: &mut PgConnection, from: &str) -> QueryResult<Vec<(DepthLane, i64)>> {
     let rows = unprepared_statement(format!(
         "SELECT topic, destination, count(*) FROM {from}
           GROUP BY 1, 2 ORDER BY topic COLLATE \"C\", destination COLLATE \"C\""
