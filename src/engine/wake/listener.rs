@@ -95,10 +95,8 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
     let mut answered = Instant::now();
     while !shared.is_stopping() {
         let left = PROVE.saturating_sub(answered.elapsed());
-        listener.wait(
-            sleep.descriptor(),
-            Some(next_try.map_or(left, |time| time.min(left))),
-        )?;
+        let time = next_try.map_or(left, |time| time.min(left));
+        listener.wait(sleep.descriptor(), time)?;
         sleep.drain();
         if answered.elapsed() >= PROVE {
             // Before the notifications are read: they may come with the answer.
@@ -128,42 +126,41 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
             }
             // The heartbeat tells when the lease names this session.
             (false, false) if !shared.is_listener_named() => None,
-            (false, false) => match asking(shared, || listener.try_lock())? {
-                Lock::Insert => {
-                    // The insert, and others with it, may be committed by now.
-                    if looked.elapsed() >= LOOK_WHILE_INSERTING {
-                        // Also query topics that had no messages before.
-                        shared.signals.news.ring();
-                        looked = Instant::now();
-                    } else {
-                        shared.signals.doorbell.ring();
-                    }
-                    let wait = next_try.map_or(FIRST_TRY, |wait| wait * 2);
-                    Some(wait.clamp(FIRST_TRY, LONGEST_TRY))
-                }
-                Lock::Another => {
-                    fall_asleep(shared);
-                    Some(TRY_AFTER_ANOTHER)
-                }
-                Lock::Awake => {
-                    fall_asleep(shared);
-                    // Inserts do not notify. The other relay finds their messages, unless it has just ended.
-                    if next_try.is_some() {
-                        shared.signals.news.ring();
-                    }
-                    Some(TRY_AFTER_ANOTHER)
-                }
-                Lock::Taken => {
-                    fall_asleep(shared);
-                    // Ring even if the claimer was already asleep: the relay that held the lock may have released it
-                    // some time ago.
-                    shared.signals.news.ring();
-                    None
-                }
-            },
+            (false, false) => try_to_sleep(shared, &mut listener, next_try, &mut looked)?,
         };
     }
     Ok(())
+}
+
+/// Tries to take the lock that makes inserts notify. Returns when to try again. `waited`: for how long it has waited for this
+/// try. `looked`: when the claimer was last told of an open insert to query all topics.
+fn try_to_sleep(
+    shared: &Shared,
+    listener: &mut Listener,
+    waited: Option<Duration>,
+    looked: &mut Instant,
+) -> Result<Option<Duration>, DatabaseError> {
+    let signals = &shared.signals;
+    let lock = asking(shared, || listener.try_lock())?;
+    if lock == Lock::Insert {
+        // The insert, and others with it, may be committed by now.
+        if looked.elapsed() >= LOOK_WHILE_INSERTING {
+            // Also query topics that had no messages before.
+            signals.news.ring();
+            *looked = Instant::now();
+        } else {
+            signals.doorbell.ring();
+        }
+        let wait = waited.map_or(FIRST_TRY, |wait| wait * 2);
+        return Ok(Some(wait.clamp(FIRST_TRY, LONGEST_TRY)));
+    }
+    fall_asleep(shared);
+    // Awake: inserts do not notify. The other relay finds their messages, unless it has just ended. Taken: also if the claimer
+    // was already asleep, because the relay that held the lock may have released it some time ago.
+    if lock == Lock::Taken || lock == Lock::Awake && waited.is_some() {
+        signals.news.ring();
+    }
+    Ok((lock != Lock::Taken).then_some(TRY_AFTER_ANOTHER))
 }
 
 /// Runs a call to the database as a stay of the listener.

@@ -209,7 +209,7 @@ impl Listener {
     pub(crate) fn wait(
         &mut self,
         other: BorrowedFd<'_>,
-        time: Option<Duration>,
+        time: Duration,
     ) -> Result<(), DatabaseError> {
         self.heard += self.raw.notifications();
         if self.heard > 0 {
@@ -321,7 +321,7 @@ impl Raw {
                     "the server did not answer within {answer:?}"
                 )));
             }
-            self.wait(None, Some(left))?;
+            self.wait(None, left)?;
         }
         Ok(())
     }
@@ -330,9 +330,9 @@ impl Raw {
     fn wait(
         &mut self,
         other: Option<BorrowedFd<'_>>,
-        time: Option<Duration>,
+        time: Duration,
     ) -> Result<(), DatabaseError> {
-        let time = time.and_then(|time| Timespec::try_from(time).ok());
+        let time = Timespec::try_from(time).ok();
         let polled = self.pq.with_socket(|socket| {
             let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
             let mut descriptors = vec![readable(socket)];
