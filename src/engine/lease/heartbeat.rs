@@ -6,7 +6,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, select};
 
 use super::sql::lease::{LeaseId, Registration};
 use crate::clock::BootTime;
-use crate::engine::host::database::Database;
+use crate::engine::host::database::{Answer, Database};
 use crate::engine::host::shared::Shared;
 use crate::engine::host::sql::connection::Plans;
 use crate::engine::host::threads::Post;
@@ -96,76 +96,22 @@ impl<'a, D: Database> Heartbeat<'a, D> {
 
     /// Renews or checks the lease, or registers one if there is none. Returns the time until the next beat.
     ///
-    /// If a check finds that the lease was shortened, because its connection was lost, the next beat renews at once.
-    ///
     /// A relay without messages asks the database less often, except while the lease of another relay ends, or has ended.
     pub(crate) fn beat(&mut self) -> Duration {
-        let shared = self.shared;
         let asked = BootTime::now();
         // The claimer may have given the lease up.
-        self.current = self.current.filter(|id| shared.lease.is(*id));
-        let lease = shared.settings.lease;
-        let look = LOOK.min(self.every);
-        let is_quiet = asked < self.quiet_until.min(self.next)
-            && shared.is_listener_named()
-            && !shared.custody.has_messages();
-        if is_quiet && self.current.is_some() {
-            return look;
-        }
-        let result = match self.current {
-            Some(id) if asked < self.next => match self.db.look(id) {
-                Ok(Some(seen)) => {
-                    shared.lease.seen(id, asked, seen.left);
-                    let is_its_turn = !seen.stands_by && shared.threads.stands_by();
-                    let has_changed = seen.others_end || is_its_turn;
-                    self.quiet_until = match has_changed {
-                        true => asked,
-                        false => asked.after(shared.lease.quiet_for()),
-                    };
-                    if has_changed {
-                        // The claimer may sleep for as long as nothing is committed.
-                        shared.signals.news.ring();
-                    }
-                    let is_newly_locked = seen.is_locked && !self.is_locked;
-                    self.is_locked |= seen.is_locked;
-                    let has_news = is_newly_locked || !shared.is_listener_named();
-                    if !has_news && seen.left >= lease / 2 {
-                        return look;
-                    }
-                    self.next = asked;
-                    return Duration::ZERO;
-                }
-                answer => answer.map(|_| None),
-            },
-            Some(id) => {
-                let takeover_after = shared.lease.takeover_after().filter(|_| self.is_locked);
-                let listener = shared.listener();
-                let is_there = self.db.renew(id, lease, takeover_after, listener);
-                shared.set_named_listener(listener.filter(|_| matches!(is_there, Ok(true))));
-                is_there.map(|is_there| is_there.then_some(id))
-            }
-            None => {
-                self.is_locked = false;
-                shared.set_named_listener(None);
-                self.quiet_until = asked;
-                self.db.register(&self.registration).map(Some)
-            }
+        self.current = self.current.filter(|id| self.shared.lease.is(*id));
+        let beaten = match self.current {
+            Some(_) if self.is_quiet(asked) => Ok(Some(LOOK.min(self.every))),
+            Some(id) if asked < self.next => self.look(id, asked),
+            Some(id) => self.renew(id, asked),
+            None => self.register(asked).map(Some),
         };
-        match result {
-            Ok(Some(id)) => {
-                if self.current.is_none() {
-                    log::info!(event = "lease_registered", lease = id.0; "registered a new lease ({}): the relay claims and sends again", id.0);
-                    shared.lease.registered(id, asked);
-                } else {
-                    shared.lease.renewed(id, asked);
-                }
-                self.current = Some(id);
-                self.next = asked.after(self.every);
-                look
-            }
+        match beaten {
+            Ok(Some(wait)) => wait,
             Ok(None) => {
                 if let Some(lost) = self.current.take() {
-                    shared.lose_lease(lost);
+                    self.shared.lose_lease(lost);
                 }
                 Duration::ZERO
             }
@@ -177,6 +123,68 @@ impl<'a, D: Database> Heartbeat<'a, D> {
                 self.db.after().wait.min(self.every).min(LONGEST_WAIT)
             }
         }
+    }
+
+    /// Whether the relay may leave its lease unseen now.
+    fn is_quiet(&self, asked: BootTime) -> bool {
+        asked < self.quiet_until.min(self.next)
+            && self.shared.is_listener_named()
+            && !self.shared.custody.has_messages()
+    }
+
+    /// Checks the lease. If that finds that the lease was shortened, because its connection was lost, the next beat renews at
+    /// once. Returns the time until the next beat; `None`: the lease has ended.
+    fn look(&mut self, id: LeaseId, asked: BootTime) -> Answer<Option<Duration>> {
+        let shared = self.shared;
+        let Some(seen) = self.db.look(id)? else {
+            return Ok(None);
+        };
+        shared.lease.seen(id, asked, seen.left);
+        let is_its_turn = !seen.stands_by && shared.threads.stands_by();
+        self.quiet_until = asked;
+        if seen.others_end || is_its_turn {
+            // The claimer may sleep for as long as nothing is committed.
+            shared.signals.news.ring();
+        } else {
+            self.quiet_until = asked.after(shared.lease.quiet_for());
+        }
+        let is_newly_locked = seen.is_locked && !self.is_locked;
+        self.is_locked |= seen.is_locked;
+        let has_news = is_newly_locked || !shared.is_listener_named();
+        if !has_news && seen.left >= shared.settings.lease / 2 {
+            return Ok(Some(LOOK.min(self.every)));
+        }
+        self.next = asked;
+        Ok(Some(Duration::ZERO))
+    }
+
+    /// Renews the lease. Returns the time until the next beat; `None`: the lease has ended.
+    fn renew(&mut self, id: LeaseId, asked: BootTime) -> Answer<Option<Duration>> {
+        let shared = self.shared;
+        let takeover_after = shared.lease.takeover_after().filter(|_| self.is_locked);
+        let listener = shared.listener();
+        let lease = shared.settings.lease;
+        let is_there = self.db.renew(id, lease, takeover_after, listener);
+        shared.set_named_listener(listener.filter(|_| matches!(is_there, Ok(true))));
+        if !is_there? {
+            return Ok(None);
+        }
+        shared.lease.renewed(id, asked);
+        self.next = asked.after(self.every);
+        Ok(Some(LOOK.min(self.every)))
+    }
+
+    /// Registers a new lease. Returns the time until the next beat.
+    fn register(&mut self, asked: BootTime) -> Answer<Duration> {
+        self.is_locked = false;
+        self.shared.set_named_listener(None);
+        self.quiet_until = asked;
+        let id = self.db.register(&self.registration)?;
+        log::info!(event = "lease_registered", lease = id.0; "registered a new lease ({}): the relay claims and sends again", id.0);
+        self.shared.lease.registered(id, asked);
+        self.current = Some(id);
+        self.next = asked.after(self.every);
+        Ok(LOOK.min(self.every))
     }
 
     /// Leaves the lease to expire. The connection and the lock of the lease stay open until the process exits: other
