@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use diesel::connection::{AnsiTransactionManager, TransactionManager};
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::{Connection, PgConnection};
 
@@ -18,7 +17,7 @@ use crate::error::DatabaseError;
 use crate::lock::lock;
 use crate::name::OutboxName;
 use crate::sql::brief::{NO_WAIT, has_timed_out};
-use crate::sql::pinned::{pin, pinned};
+use crate::sql::pinned::{is_in_transaction, pin, pinned};
 
 /// The first wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
@@ -261,62 +260,28 @@ impl Session {
         statements: Statements<'_>,
     ) -> Result<(), DatabaseError> {
         let (threads, post) = (Arc::clone(&self.threads), self.post);
-        let limit = match &self.conn {
-            Some(connected) => self.longest(connected),
-            None => LONGEST_CONNECT,
-        };
         let is_new = self.conn.is_none();
         // No failure of this thread: another thread's try has failed, or is not over.
         if is_new && let Some(error) = threads.logins.refusal(Instant::now()) {
             return Err(error);
         }
+        let connected = self.conn.as_ref();
+        let limit = connected.map_or(LONGEST_CONNECT, |connected| self.longest(connected));
         self.began = Instant::now();
         let in_database = threads.in_database(post);
         let _within = in_database.within(limit);
         let mut result = self.try_run(statements);
-        let took = self.began.elapsed();
-        if let (Some(_), Err(DatabaseError::Statement(error))) = (self.moment, &result)
-            && has_timed_out(error, took, NO_WAIT)
-            && self.is_outside()
-        {
+        if self.moment.is_some() && self.exceeds(&result, NO_WAIT) && self.is_outside() {
             result = Ok(());
         }
-        let exceeds = |limit: Duration| {
-            matches!(
-                &result,
-                Err(DatabaseError::Statement(error)) if has_timed_out(error, took, limit)
-            )
-        };
-        self.has_timed_out = exceeds(self.lock_limit);
-        let has_met_lock =
-            self.expects_locks && self.has_timed_out && !exceeds(self.statement_timeout);
+        self.has_timed_out = self.exceeds(&result, self.lock_limit);
         match &result {
-            Ok(()) => {
-                self.failures = 0;
-                self.is_missing = false;
-            }
-            Err(error)
-                if match after {
-                    None => false,
-                    Some(_) if self.has_timed_out => has_met_lock,
-                    Some(after) => after == AfterRefusal::Keep && error.is_refusal(),
-                } && self.is_outside() =>
-            {
+            Ok(()) => (self.failures, self.is_missing) = (0, false),
+            Err(_) if self.is_expected(&result, after) && self.is_outside() => {
                 threads.count_error(post);
             }
             Err(error) => {
-                let cause = if self.has_timed_out {
-                    Cause::TimeOut
-                } else {
-                    self.missing(error).map_or(Cause::Other, Cause::Missing)
-                };
-                self.is_missing = matches!(cause, Cause::Missing(_));
-                self.conn = None;
-                if error.is_without_answer() {
-                    self.lost += 1;
-                }
-                self.failures = self.failures.saturating_add(1);
-                threads.failed(post, error, cause);
+                self.fail(error);
                 return result;
             }
         }
@@ -326,13 +291,45 @@ impl Session {
         result
     }
 
+    /// Whether the statements have failed because they took longer.
+    fn exceeds(&self, result: &Result<(), DatabaseError>, limit: Duration) -> bool {
+        let took = self.began.elapsed();
+        matches!(result, Err(DatabaseError::Statement(error)) if has_timed_out(error, took, limit))
+    }
+
+    /// Whether the caller knows what to do about the error.
+    fn is_expected(&self, result: &Result<(), DatabaseError>, after: Option<AfterRefusal>) -> bool {
+        match after {
+            None => false,
+            Some(_) if self.has_timed_out => {
+                self.expects_locks && !self.exceeds(result, self.statement_timeout)
+            }
+            Some(after) => {
+                let is_refusal = result.as_ref().is_err_and(DatabaseError::is_refusal);
+                after == AfterRefusal::Keep && is_refusal
+            }
+        }
+    }
+
+    /// Closes the connection, and says why this thread is without its database.
+    fn fail(&mut self, error: &DatabaseError) {
+        let cause = match self.has_timed_out {
+            true => Cause::TimeOut,
+            false => self.missing(error).map_or(Cause::Other, Cause::Missing),
+        };
+        self.is_missing = matches!(cause, Cause::Missing(_));
+        self.conn = None;
+        if error.is_without_answer() {
+            self.lost += 1;
+        }
+        self.failures = self.failures.saturating_add(1);
+        self.threads.failed(self.post, error, cause);
+    }
+
     /// Whether a connection is open without a transaction.
     fn is_outside(&mut self) -> bool {
-        self.conn.as_mut().is_some_and(|connected| {
-            let status =
-                AnsiTransactionManager::transaction_manager_status_mut(&mut connected.conn);
-            matches!(status.transaction_depth(), Ok(None))
-        })
+        let connected = self.conn.as_mut();
+        connected.is_some_and(|connected| !is_in_transaction(&mut connected.conn))
     }
 
     /// The longest time that one statement may normally take.
