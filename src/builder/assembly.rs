@@ -12,8 +12,9 @@ use crate::config::{Config, ConfigError};
 use crate::doctor::sql::rights::check_relay;
 use crate::engine::host::hooks::Hooks;
 use crate::engine::host::settings::Settings;
+use crate::engine::host::shared::Parts;
 use crate::engine::host::sql::connection::{Manager, Source};
-use crate::engine::host::{Assembled, StartError};
+use crate::engine::host::{Assembled, StartError, Work};
 use crate::engine::observe::observer::Observers;
 use crate::engine::send::bulkhead::Bulkhead;
 use crate::engine::serves::routes::{Routes, Serves};
@@ -144,29 +145,32 @@ impl CheckedSettings {
             }
         };
         let (bulkheads, queues) = Bulkhead::all(&config, self.dispatchers);
-        Ok(Assembled {
+        let parts = Parts {
             settings,
-            summary,
             source,
             bulkheads,
-            queues,
             routes,
             directory,
             hooks: Hooks {
                 check: check_relay,
                 close_idle,
             },
+            observers: self.observers,
+            limit: self.limit,
+            is_one_shot: self.is_one_shot,
+            claim_limit: self.claim_limit,
+        };
+        let work = Work {
+            queues,
             workers,
             chores: &[
                 #[cfg(feature = "operate")]
                 counts::chore,
                 cleaning::chore,
             ],
-            observers: self.observers,
-            limit: self.limit,
-            is_one_shot: self.is_one_shot,
-            claim_limit: self.claim_limit,
-        })
+            summary,
+        };
+        Ok(Assembled { parts, work })
     }
 }
 

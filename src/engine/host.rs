@@ -25,20 +25,15 @@ pub use self::stats::Stats;
 pub use super::observe::observer::{Observer, Settled};
 
 use self::ending::held;
-use self::hooks::Hooks;
 use self::running::Running;
 use self::settings::Settings;
-use self::shared::{Shared, Signals};
-use self::sql::connection::{Limits, Plans, Source};
+use self::shared::{Parts, Shared, Signals};
+use self::sql::connection::{Limits, Plans};
 use super::clean::chore::NewChore;
-use super::directory::Directory;
 use super::lease::clock::LeaseClock;
 use super::lease::heartbeat::Ending;
 use super::lease::sql::lease::{self, LeaseId, Registration};
-use super::observe::observer::Observers;
-use super::send::bulkhead::Bulkhead;
 use super::send::job::Job;
-use super::serves::routes::Routes;
 use super::workers::Workers;
 use crate::clock::BootTime;
 use crate::error::DatabaseError;
@@ -59,88 +54,43 @@ pub(crate) struct Incarnation {
 
 /// The parts of a relay that has no lease yet.
 pub(crate) struct Assembled {
-    pub(crate) settings: Settings,
-    /// The settings on one line, without secrets.
-    pub(crate) summary: String,
-    pub(crate) source: Source,
-    pub(crate) bulkheads: Vec<Bulkhead>,
+    pub(crate) parts: Parts,
+    pub(crate) work: Work,
+}
+
+/// What the threads of a relay do, beside what they share.
+pub(crate) struct Work {
     pub(crate) queues: Vec<Sender<Job>>,
-    pub(crate) routes: Arc<Routes>,
-    pub(crate) directory: Arc<dyn Directory>,
-    pub(crate) hooks: Hooks,
     /// `None`: this relay knows no member.
     pub(crate) workers: Option<Arc<dyn Workers>>,
     /// The chores of the janitor, in this order.
     pub(crate) chores: &'static [NewChore],
-    pub(crate) observers: Observers,
-    pub(crate) limit: Option<u64>,
-    pub(crate) is_one_shot: bool,
-    pub(crate) claim_limit: Duration,
+    /// The settings on one line, without secrets.
+    pub(crate) summary: String,
 }
 
 /// What the threads of a relay need, before they start.
 pub(crate) struct Launch {
-    workers: Option<Arc<dyn Workers>>,
-    queues: Vec<Sender<Job>>,
-    chores: &'static [NewChore],
+    work: Work,
     registration: Registration,
     lease_id: LeaseId,
     ending: Receiver<Ending>,
-    relay_name: String,
-    summary: String,
 }
 
 impl Incarnation {
     /// A relay with a lease, and without threads.
     pub(crate) fn prepare(assembled: Assembled) -> Result<(Self, Launch), StartError> {
-        let Assembled {
-            mut settings,
-            summary,
-            source,
-            bulkheads,
-            queues,
-            routes,
-            directory,
-            hooks,
-            workers,
-            chores,
-            observers,
-            limit,
-            is_one_shot,
-            claim_limit,
-        } = assembled;
-        let limits = Limits::of_relay(START_TIMEOUT, Plans::Any);
-        let mut conn = source.connect("start", limits)?.conn;
-        // From here on every statement names tables with their schema.
-        settings.table = located(&mut conn, &settings.table).map_err(DatabaseError::from)?;
-        pinned(&mut conn, &settings.table, hooks.check)?;
-        let relay_name = format!("{}:{}", host_name(), std::process::id());
-        let clock = LeaseClock::of(&settings);
-        let asked = BootTime::now();
-        let registration = registration(&settings, &relay_name, directory.can_send(), is_one_shot);
-        let lease_id = pinned(&mut conn, &settings.table, |conn, name| {
-            lease::register(conn, name, &registration)
-        })
-        .map_err(DatabaseError::from)?;
-        clock.registered(lease_id, asked);
-        drop(conn);
+        let Assembled { mut parts, work } = assembled;
+        let relay = format!("{}:{}", host_name(), std::process::id());
+        let (registered, is_one_shot) = (parts.directory.can_send(), parts.is_one_shot);
+        let registration = registration(&parts.settings, &relay, registered, is_one_shot);
+        let lease = LeaseClock::of(&parts.settings);
+        let lease_id = register(&mut parts, &registration, &lease)?;
 
         let (stop, stop_signal) = bounded(0);
         let (abandon, abandon_signal) = bounded(0);
-        let signals = Signals::new(stop_signal, abandon_signal)?;
-        let mut shared = Shared::new(
-            settings,
-            source,
-            bulkheads,
-            (routes, directory),
-            hooks,
-            clock,
-            signals,
-        );
-        (shared.observers, shared.limit) = (observers, limit);
-        (shared.is_one_shot, shared.claim_limit) = (is_one_shot, claim_limit);
-        let shared = Arc::new(shared);
         let (ending, ending_signal) = bounded(1);
+        let signals = Signals::new(stop_signal, abandon_signal)?;
         let running = Running {
             stop: Some(stop),
             abandon: Some(abandon),
@@ -149,17 +99,13 @@ impl Incarnation {
             log: None,
         };
         let launch = Launch {
-            queues,
-            workers,
-            chores,
+            work,
             registration,
             lease_id,
             ending: ending_signal,
-            relay_name,
-            summary,
         };
         let prepared = Self {
-            shared,
+            shared: Arc::new(Shared::new(parts, lease, signals)),
             running: Arc::new(held(running)),
             process: std::process::id(),
         };
@@ -174,7 +120,8 @@ impl Incarnation {
             return Ok(());
         };
         let (lease_id, table) = (launch.lease_id, &self.shared.settings.table);
-        let (relay, summary) = (launch.relay_name.clone(), launch.summary.clone());
+        let summary = launch.work.summary.clone();
+        let relay = launch.registration.relay.clone();
         let _log = self.shared.log.enter();
         let launched = running.spawn_all(&self.shared, launch);
         // Never full: the channel has one place, and `running` was taken from it.
@@ -187,6 +134,26 @@ impl Incarnation {
         log::info!(event = "relay_started", outbox:% = table, lease = lease_id.0, relay = relay; "relay started: {summary}");
         Ok(())
     }
+}
+
+/// Finds the outbox and registers the relay.
+fn register(
+    parts: &mut Parts,
+    registration: &Registration,
+    clock: &LeaseClock,
+) -> Result<LeaseId, DatabaseError> {
+    let limits = Limits::of_relay(START_TIMEOUT, Plans::Any);
+    let mut conn = parts.source.connect("start", limits)?.conn;
+    // From here on every statement names tables with their schema.
+    let table = located(&mut conn, &parts.settings.table)?;
+    pinned(&mut conn, &table, parts.hooks.check)?;
+    let asked = BootTime::now();
+    let lease_id = pinned(&mut conn, &table, |conn, name| {
+        lease::register(conn, name, registration)
+    })?;
+    clock.registered(lease_id, asked);
+    parts.settings.table = table;
+    Ok(lease_id)
 }
 
 /// The lease registration of a relay with these settings.

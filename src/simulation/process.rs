@@ -8,7 +8,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
-use secrecy::SecretString;
 
 use super::broken::Broken;
 use super::history::{HANDLED, History, MAX_ATTEMPTS, Mood, NAMESAKE, REGISTERED, SEND_TIMEOUT};
@@ -33,11 +32,9 @@ use crate::engine::claim::sql::streams;
 use crate::engine::claim::told::Told;
 use crate::engine::claim::{Claimer, SOON, Turn};
 use crate::engine::directory::{Directory, Reading};
-use crate::engine::host::hooks::Hooks;
 use crate::engine::host::registration;
 use crate::engine::host::settings::Settings;
-use crate::engine::host::shared::{Shared, Signals};
-use crate::engine::host::sql::connection::Source;
+use crate::engine::host::shared::{Parts, Shared, Signals};
 use crate::engine::lease::clock::LeaseClock;
 use crate::engine::lease::heartbeat::Heartbeat;
 use crate::engine::lease::sql::lease::{LeaseId, Registration};
@@ -457,17 +454,9 @@ impl<'w> Process<'w> {
                 }
                 _ => LeaseClock::of(&settings),
             };
-            let source = Source::of_url(SecretString::from(""));
-            let mut shared = Shared::new(
-                settings,
-                source,
-                bulkheads,
-                (routes, directory),
-                Hooks::NONE,
-                clock,
-                signals,
-            );
-            shared.claim_limit = CLAIM_LIMIT;
+            let mut parts = Parts::of_tests(settings, bulkheads, (routes, directory));
+            parts.claim_limit = CLAIM_LIMIT;
+            let shared = Shared::new(parts, clock, signals);
             Slot { shared, served }
         });
         let keeper = served.as_ref().map(|served| {

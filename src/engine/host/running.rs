@@ -70,14 +70,12 @@ impl Running {
         launch: Launch,
     ) -> Result<(), StartError> {
         let Launch {
-            queues,
-            chores,
-            workers,
+            work,
             registration,
             lease_id,
             ending,
-            ..
         } = launch;
+        let (queues, chores, workers) = (work.queues, work.chores, work.workers);
         self.log = Some(LogThread::start(shared)?);
         // The number of claimed messages is bounded, so a send into either channel never blocks for long.
         let most = 2 * shared.batch() + shared.senders();

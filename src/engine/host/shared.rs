@@ -80,6 +80,43 @@ impl KeyedLooks {
     }
 }
 
+/// What a relay is made of before it has a lease.
+pub(crate) struct Parts {
+    pub(crate) settings: Settings,
+    pub(crate) source: Source,
+    pub(crate) bulkheads: Vec<Bulkhead>,
+    pub(crate) routes: Arc<Routes>,
+    pub(crate) directory: Arc<dyn Directory>,
+    pub(crate) hooks: Hooks,
+    pub(crate) observers: Observers,
+    pub(crate) limit: Option<u64>,
+    pub(crate) is_one_shot: bool,
+    pub(crate) claim_limit: Duration,
+}
+
+#[cfg(test)]
+impl Parts {
+    /// Of a relay without a database.
+    pub(crate) fn of_tests(
+        settings: Settings,
+        bulkheads: Vec<Bulkhead>,
+        (routes, directory): (Arc<Routes>, Arc<dyn Directory>),
+    ) -> Self {
+        Self {
+            settings,
+            source: Source::of_url(SecretString::from("")),
+            bulkheads,
+            routes,
+            directory,
+            hooks: Hooks::NONE,
+            observers: Observers::default(),
+            limit: None,
+            is_one_shot: false,
+            claim_limit: CLAIM_LIMIT,
+        }
+    }
+}
+
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
     source: Source,
@@ -157,42 +194,33 @@ impl Signals {
 }
 
 impl Shared {
-    pub(crate) fn new(
-        settings: Settings,
-        source: Source,
-        bulkheads: Vec<Bulkhead>,
-        (routes, directory): (Arc<Routes>, Arc<dyn Directory>),
-        hooks: Hooks,
-        lease: LeaseClock,
-        signals: Signals,
-    ) -> Self {
+    pub(crate) fn new(parts: Parts, lease: LeaseClock, signals: Signals) -> Self {
+        let (settings, bulkheads) = (parts.settings, parts.bulkheads);
         let metrics = Metrics::new(settings.metrics_label(), &bulkheads);
-        let connection = settings.share_connection.then(SharedConnection::default);
         let most_aside = 2 * most_of_a_settle(&settings, &bulkheads);
-        let custody = Custody::new(most_aside, signals.doorbell.clone());
         Self {
-            observers: Observers::default(),
-            routes,
-            threads: Arc::new(Threads::new(&metrics, &bulkheads)),
-            log: Queue::new(),
-            metrics,
-            bulkheads,
-            directory,
-            hooks,
-            settings,
-            source,
-            connection,
-            limit: None,
-            is_one_shot: false,
-            claim_limit: CLAIM_LIMIT,
+            source: parts.source,
+            connection: settings.share_connection.then(SharedConnection::default),
+            observers: parts.observers,
+            routes: parts.routes,
+            directory: parts.directory,
+            hooks: parts.hooks,
+            limit: parts.limit,
+            is_one_shot: parts.is_one_shot,
+            claim_limit: parts.claim_limit,
             lease,
             stats: Mutex::default(),
-            custody,
+            threads: Arc::new(Threads::new(&metrics, &bulkheads)),
+            metrics,
+            log: Queue::new(),
+            custody: Custody::new(most_aside, signals.doorbell.clone()),
             undeclared: Lately::default(),
             unwanted: Lately::default(),
             published: Mutex::default(),
             stopping: AtomicBool::new(false),
             signals,
+            settings,
+            bulkheads,
         }
     }
 

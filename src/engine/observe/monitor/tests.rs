@@ -3,7 +3,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
-use secrecy::SecretString;
 
 use super::{health, is_free_to_claim, look};
 use crate::builder::Dispatchers;
@@ -11,10 +10,8 @@ use crate::clock::BootTime;
 use crate::config::Config;
 use crate::engine::claim::doubt::RanBy;
 use crate::engine::directory::Prefetched;
-use crate::engine::host::hooks::Hooks;
 use crate::engine::host::settings::Settings;
-use crate::engine::host::shared::{Shared, Signals};
-use crate::engine::host::sql::connection::Source;
+use crate::engine::host::shared::{Parts, Shared, Signals};
 use crate::engine::host::threads::{Cause, Life, Post};
 use crate::engine::lease::clock::LeaseClock;
 use crate::engine::lease::sql::lease::LeaseId;
@@ -40,16 +37,8 @@ fn shared() -> Shared {
     let clock = LeaseClock::of(&settings);
     clock.registered(LeaseId(1), BootTime::now());
     let signals = Signals::new(bounded(0).1, bounded(0).1).expect("a pair of sockets");
-    let source = Source::of_url(SecretString::from(""));
-    Shared::new(
-        settings,
-        source,
-        bulkheads,
-        (routes, directory),
-        Hooks::NONE,
-        clock,
-        signals,
-    )
+    let parts = Parts::of_tests(settings, bulkheads, (routes, directory));
+    Shared::new(parts, clock, signals)
 }
 
 fn kinds(shared: &Shared) -> Vec<ProblemKind> {
