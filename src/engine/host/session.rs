@@ -73,7 +73,8 @@ pub(crate) struct Session {
     check: Check,
     /// If the connection is shared, it is here only while the thread has its turn.
     conn: Option<Connected>,
-    shared: Option<SharedConnection>,
+    /// A connection that other threads use, too.
+    pub(super) shared: Option<SharedConnection>,
     /// The server process of the last connection. `None` behind a pooler, where any process may serve a statement.
     pub(super) backend: Option<Backend>,
     failures: u32,
@@ -132,17 +133,6 @@ impl Session {
     /// A lock that another session holds for longer than this is no failure of the database, and keeps the connection.
     pub(crate) fn expecting_locks(mut self, lock_limit: Duration) -> Self {
         (self.lock_limit, self.expects_locks) = (lock_limit, true);
-        self
-    }
-
-    /// With a connection that other threads use, too.
-    pub(crate) fn sharing(mut self, connection: Option<SharedConnection>) -> Self {
-        self.shared = connection;
-        self
-    }
-
-    pub(crate) fn with_witness(mut self, witness: OwnWitness) -> Self {
-        self.witness = witness;
         self
     }
 

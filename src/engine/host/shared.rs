@@ -416,7 +416,7 @@ impl Shared {
 
     /// A session for this thread, not yet connected.
     pub(crate) fn session(&self, post: Post, statement_timeout: Duration, plans: Plans) -> Session {
-        Session::new(
+        let mut session = Session::new(
             self.source.clone(),
             self.settings.table.clone(),
             Arc::clone(&self.threads),
@@ -424,9 +424,10 @@ impl Shared {
             statement_timeout,
             plans,
             self.hooks.check,
-        )
-        .sharing(self.connection.clone().filter(|_| post != Post::Heartbeat))
-        .with_witness(self.settings.witness)
+        );
+        session.shared = self.connection.clone().filter(|_| post != Post::Heartbeat);
+        session.witness = self.settings.witness;
+        session
     }
 
     /// Closes the connection that the threads have used in turn.
