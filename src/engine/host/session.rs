@@ -3,13 +3,12 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use diesel::connection::SimpleConnection;
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::{Connection, PgConnection};
 
 use super::hooks::Check;
-use super::sql::connection::{
-    Connected, Limits, POOLERS_TURN, Plans, Source, keep_memory, lock_limit,
-};
+use super::sql::connection::{Connected, KEEP_MEMORY, Limits, POOLERS_TURN, Plans, Source};
 use super::threads::{Cause, MARGIN, Post, Threads};
 use crate::engine::lease::sql::backend::{Backend, backend};
 use crate::engine::settle::sql::witness::OwnWitness;
@@ -63,12 +62,9 @@ pub(crate) struct Session {
     outbox: OutboxName,
     pub(super) threads: Arc<Threads>,
     pub(super) post: Post,
-    statement_timeout: Duration,
-    lock_limit: Duration,
-    /// The caller of [`run_with`](Self::run_with) knows what to do if another session holds a lock for longer than
-    /// `lock_limit`.
+    limits: Limits,
+    /// The caller of [`run_with`](Self::run_with) knows what to do if another session holds a lock for longer than the limit.
     expects_locks: bool,
-    plans: Plans,
     /// Finds what the outbox lacks, after a statement has failed.
     check: Check,
     /// If the connection is shared, it is here only while the thread has its turn.
@@ -103,8 +99,7 @@ impl Session {
         outbox: OutboxName,
         threads: Arc<Threads>,
         post: Post,
-        statement_timeout: Duration,
-        plans: Plans,
+        limits: Limits,
         check: Check,
     ) -> Self {
         Self {
@@ -112,10 +107,8 @@ impl Session {
             outbox,
             threads,
             post,
-            statement_timeout,
-            lock_limit: lock_limit(statement_timeout),
+            limits,
             expects_locks: false,
-            plans,
             check,
             conn: None,
             shared: None,
@@ -132,7 +125,7 @@ impl Session {
 
     /// A lock that another session holds for longer than this is no failure of the database, and keeps the connection.
     pub(crate) fn expecting_locks(mut self, lock_limit: Duration) -> Self {
-        (self.lock_limit, self.expects_locks) = (lock_limit, true);
+        (self.limits.lock_timeout, self.expects_locks) = (lock_limit, true);
         self
     }
 
@@ -228,7 +221,7 @@ impl Session {
             let threads = Arc::clone(&self.threads);
             let _within = threads.in_database(self.post).within(longest);
             // A connection that fails here is lost, and a new one is opened.
-            if let Err(error) = connected.set_limits(self.limits()) {
+            if let Err(error) = connected.set_limits(self.limits) {
                 if DatabaseError::from(error).is_without_answer() {
                     self.lost += 1;
                 }
@@ -238,10 +231,6 @@ impl Session {
         }
         (self.conn, self.backend) = (Some(connected), backend);
         is_taken_over
-    }
-
-    fn limits(&self) -> Limits {
-        Limits::of_relay(self.statement_timeout, self.plans).with_lock_timeout(self.lock_limit)
     }
 
     fn run_in_turn(
@@ -264,7 +253,7 @@ impl Session {
         if self.moment.is_some() && self.exceeds(&result, NO_WAIT) && self.is_outside() {
             result = Ok(());
         }
-        self.has_timed_out = self.exceeds(&result, self.lock_limit);
+        self.has_timed_out = self.exceeds(&result, self.limits.lock_timeout);
         match &result {
             Ok(()) => (self.failures, self.is_missing) = (0, false),
             Err(_) if self.is_expected(&result, after) && self.is_outside() => {
@@ -292,7 +281,7 @@ impl Session {
         match after {
             None => false,
             Some(_) if self.has_timed_out => {
-                self.expects_locks && !self.exceeds(result, self.statement_timeout)
+                self.expects_locks && !self.exceeds(result, self.limits.statement_timeout)
             }
             Some(after) => {
                 let is_refusal = result.as_ref().is_err_and(DatabaseError::is_refusal);
@@ -325,7 +314,8 @@ impl Session {
     /// The longest time that one statement may normally take.
     fn longest(&self, connected: &Connected) -> Duration {
         let turn = connected.pooled.map_or(Duration::ZERO, |_| POOLERS_TURN);
-        self.statement_timeout
+        self.limits
+            .statement_timeout
             .saturating_add(MARGIN)
             .saturating_add(turn)
     }
@@ -355,10 +345,9 @@ impl Session {
             Some(connected) => connected,
             None => self.connect()?,
         };
-        let limits = self.limits().within(self.moment);
         let connected = self.conn.insert(connected);
         self.began = Instant::now();
-        let set = connected.limit_by(self.moment, limits);
+        let set = connected.limit_by(self.moment, self.limits);
         let conn = &mut connected.conn;
         let done = set.and_then(|()| match connected.pooled {
             None => statements(conn, &self.outbox),
@@ -376,7 +365,7 @@ impl Session {
             None => self.post.as_str(),
         };
         let attempt = self.threads.logins.begin(Instant::now())?;
-        let connected = self.source.connect(purpose, self.limits());
+        let connected = self.source.connect(purpose, self.limits);
         attempt.end(&connected, Instant::now());
         let mut connected = connected?;
         let longest = self.longest(&connected);
@@ -391,8 +380,8 @@ impl Session {
             true => None,
         };
         // Only claims and settles need much memory. A shared connection has them all.
-        if !is_pooled && (self.plans == Plans::ByIndex || self.shared.is_some()) {
-            keep_memory(conn)?;
+        if !is_pooled && (self.limits.plans == Plans::ByIndex || self.shared.is_some()) {
+            conn.batch_execute(KEEP_MEMORY)?;
         }
         limit_each_statement(&mut connected, &self.threads, self.post, longest);
         Ok(connected)

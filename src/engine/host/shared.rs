@@ -11,7 +11,7 @@ use secrecy::SecretString;
 use super::hooks::Hooks;
 use super::session::{Session, SharedConnection};
 use super::settings::Settings;
-use super::sql::connection::{Plans, Source};
+use super::sql::connection::{Limits, Plans, Source};
 use super::stats::Stats;
 use super::threads::{Post, Threads};
 use crate::engine::claim::custody::{Custody, Waited};
@@ -421,8 +421,7 @@ impl Shared {
             self.settings.table.clone(),
             Arc::clone(&self.threads),
             post,
-            statement_timeout,
-            plans,
+            Limits::of_relay(statement_timeout, plans),
             self.hooks.check,
         );
         session.shared = self.connection.clone().filter(|_| post != Post::Heartbeat);

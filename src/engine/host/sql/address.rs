@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::error::DatabaseError;
+
 /// How long a pooler lets a client wait for a server connection: the default of PgBouncer's `query_wait_timeout`.
 pub(crate) const POOLERS_TURN: Duration = Duration::from_secs(120);
 
@@ -71,9 +73,16 @@ fn query_at(url: &str) -> Option<usize> {
     rest[place..].find('?').map(|at| begin + place + at)
 }
 
+/// An error of libpq on one line, without the password of the URL.
+pub(crate) fn refused(error: &str, database_url: &str) -> DatabaseError {
+    let error = without_password(error, database_url);
+    let lines: Vec<&str> = error.lines().map(str::trim).collect();
+    DatabaseError::Connect(lines.join("; "))
+}
+
 /// Hides the password in a libpq error. libpq quotes text that it cannot read, and takes part of a password with an
 /// unencoded `/` or `@` for something else. Every quoted piece that may belong to the password is hidden.
-pub(crate) fn without_password(error: &str, database_url: &str) -> String {
+fn without_password(error: &str, database_url: &str) -> String {
     let secret = password_of(database_url);
     let touches_secret = |piece: &str| {
         !secret.is_empty()

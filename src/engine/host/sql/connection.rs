@@ -13,7 +13,7 @@ use diesel::{Connection, PgConnection};
 use secrecy::{ExposeSecret, SecretString};
 
 pub(crate) use super::address::POOLERS_TURN;
-use super::address::{OF_SESSION, with_parameters, without_password};
+use super::address::{OF_SESSION, refused, with_parameters};
 use super::socket::{Kind, Socket, cookies, opened_since};
 use crate::deadline::Deadline;
 use crate::engine::wake::sql::notifications::Way;
@@ -26,7 +26,7 @@ use crate::sql::brief::NO_WAIT;
 /// needs and frees blocks of megabytes: pages of memory came and went with each statement, which took a claim from 0.9 ms
 /// to 1.6 ms. Once a block of 8 MiB is freed, as here, glibc keeps what statements free, up to twice that (mallopt(3),
 /// `M_MMAP_THRESHOLD`). Repeating a long text, and not counting characters, makes it 9 ms instead of 36.
-const KEEP_MEMORY: &str =
+pub(crate) const KEEP_MEMORY: &str =
     "SELECT pg_catalog.octet_length(pg_catalog.repeat(pg_catalog.repeat('x', 65536), 128))";
 
 /// How long the way counts that leads to a server process of one's own. A relay opens all its connections at once, and
@@ -124,9 +124,9 @@ impl Source {
             Self::Manager(manager) => {
                 let open = |_: &Socket| manager.connect();
                 let mut connected = Connected::open(limits, 0, Kind::Untagged, open)?;
-                let conn = &mut connected.conn;
-                limits.set(conn)?;
-                conn.batch_execute(&format!("SET application_name = 'diesel-outbox {purpose}'"))?;
+                connected.set_limits(limits)?;
+                let name = format!("SET application_name = 'diesel-outbox {purpose}'");
+                connected.conn.batch_execute(&name)?;
                 Ok(connected)
             }
         }
@@ -255,11 +255,11 @@ impl Connected {
         Ok(())
     }
 
-    /// Sets the time limits of statements and locks, which are those of this moment, unless they are set already. Behind a
-    /// pooler each transaction sets them.
+    /// Sets the time limits of statements and locks of this moment, unless they are set already. Behind a pooler each
+    /// transaction sets them.
     pub(crate) fn limit_by(&mut self, moment: Option<Duration>, limits: Limits) -> QueryResult<()> {
         if self.pooled.is_none() && self.moment != moment {
-            limits.set_timeouts(&mut self.conn)?;
+            limits.within(moment).set_timeouts(&mut self.conn)?;
             self.moment = moment;
         }
         Ok(())
@@ -288,13 +288,6 @@ impl Connected {
         }
     }
 
-    fn behind_pooler(mut self, limits: Limits) -> Self {
-        (self.conn).set_prepared_statement_cache_size(CacheSize::Disabled);
-        self.pooled = Some(limits);
-        self.deadline.set_limit(self.longest_answer(limits));
-        self
-    }
-
     /// How long to wait for an answer. A pooler may let its client wait for a turn.
     fn longest_answer(&self, limits: Limits) -> Duration {
         let turn = self.pooled.map_or(Duration::ZERO, |_| POOLERS_TURN);
@@ -305,11 +298,12 @@ impl Connected {
 /// The limits of each statement, and the planner's settings.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    statement_timeout: Duration,
-    lock_timeout: Duration,
+    pub(crate) statement_timeout: Duration,
+    /// How long a statement may wait for a lock.
+    pub(crate) lock_timeout: Duration,
     /// How long a transaction may wait for its next statement.
     longest_idle: Duration,
-    plans: Plans,
+    pub(crate) plans: Plans,
 }
 
 /// The settings of [`Limits`] that limit statements and locks.
@@ -325,32 +319,14 @@ pub(crate) enum Plans {
     ByIndex,
 }
 
-/// Lets the server process keep memory between statements.
-pub(crate) fn keep_memory(conn: &mut PgConnection) -> QueryResult<()> {
-    conn.batch_execute(KEEP_MEMORY)
-}
-
-/// How long a statement with this timeout may wait for a lock.
-pub(crate) fn lock_limit(statement_timeout: Duration) -> Duration {
-    statement_timeout / 2
-}
-
 impl Limits {
     /// The limits of a relay's threads.
     pub(crate) fn of_relay(statement_timeout: Duration, plans: Plans) -> Self {
         Self {
             statement_timeout,
-            lock_timeout: lock_limit(statement_timeout),
+            lock_timeout: statement_timeout / 2,
             longest_idle: LONGEST_IDLE,
             plans,
-        }
-    }
-
-    /// With statements that wait for a lock no longer than this.
-    pub(crate) fn with_lock_timeout(self, lock_timeout: Duration) -> Self {
-        Self {
-            lock_timeout,
-            ..self
         }
     }
 
@@ -367,17 +343,15 @@ impl Limits {
     }
 
     /// Sets the time limits of statements and locks until the connection closes.
-    pub(crate) fn set_timeouts(self, conn: &mut PgConnection) -> QueryResult<()> {
-        let timeouts = self.settings().into_iter().take(TIMEOUTS);
-        let set = |(name, value)| format!("SET {name} = {value};");
-        conn.batch_execute(&timeouts.map(set).collect::<String>())
+    fn set_timeouts(self, conn: &mut PgConnection) -> QueryResult<()> {
+        conn.batch_execute(&self.written("SET", TIMEOUTS))
     }
 
     /// The limits of a connection whose transactions belong to the caller.
     pub(crate) fn of_caller(statement_timeout: Duration) -> Self {
         Self {
             statement_timeout,
-            lock_timeout: lock_limit(statement_timeout),
+            lock_timeout: statement_timeout / 2,
             longest_idle: statement_timeout.saturating_add(Duration::from_secs(10)),
             plans: Plans::Any,
         }
@@ -417,10 +391,16 @@ impl Limits {
         ]
     }
 
+    /// The first `most` settings, as SQL.
+    fn written(self, set: &str, most: usize) -> String {
+        let settings = self.settings().into_iter().take(most);
+        let written = |(name, value)| format!("{set} {name} = {value};");
+        settings.map(written).collect()
+    }
+
     /// Sets the limits until the connection closes.
-    pub(crate) fn set(self, conn: &mut PgConnection) -> QueryResult<()> {
-        let set = |(name, value)| format!("SET {name} = {value};");
-        let settings: String = self.settings().into_iter().map(set).collect();
+    fn set(self, conn: &mut PgConnection) -> QueryResult<()> {
+        let settings = self.written("SET", usize::MAX);
         conn.batch_execute(&format!(
             "{settings} {OF_SESSION}; SET default_transaction_isolation = 'read committed'"
         ))
@@ -428,8 +408,7 @@ impl Limits {
 
     /// Sets the limits for the transaction that has just begun.
     pub(crate) fn set_local(self, conn: &mut PgConnection) -> QueryResult<()> {
-        let set = |(name, value)| format!("SET LOCAL {name} = {value};");
-        let settings: String = self.settings().into_iter().map(set).collect();
+        let settings = self.written("SET LOCAL", usize::MAX);
         conn.batch_execute(&format!(
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = {}; {settings}",
             crate::sql::pinned::PATH
@@ -458,18 +437,17 @@ fn connect_to(
     way: Way,
 ) -> Result<Connected, DatabaseError> {
     let url = database_url.expose_secret();
-    if !way.is_own {
-        let connected = Connected::open(limits, MORE_TRIES, way.kind, |socket| {
-            establish(url, &[socket.parameter()])
-        })?;
-        return Ok(connected.behind_pooler(limits));
-    }
-    let name = format!("diesel-outbox {purpose}");
+    let name = ("application_name", format!("diesel-outbox {purpose}"));
     let mut connected = Connected::open(limits, MORE_TRIES, way.kind, |socket| {
-        let name = ("application_name", name.clone());
-        establish(url, &[socket.parameter(), name])
+        let mut parameters = vec![socket.parameter()];
+        parameters.extend(way.is_own.then(|| name.clone()));
+        establish(url, &parameters)
     })?;
-    let set = limits.set(&mut connected.conn);
+    if !way.is_own {
+        (connected.conn).set_prepared_statement_cache_size(CacheSize::Disabled);
+        connected.pooled = Some(limits);
+    }
+    let set = connected.set_limits(limits);
     set.map_err(|error| connected.explained(error))?;
     Ok(connected)
 }
@@ -479,11 +457,7 @@ fn establish(
     parameters: &[(&str, String)],
 ) -> Result<PgConnection, DatabaseError> {
     let url = with_parameters(database_url, parameters);
-    PgConnection::establish(&url).map_err(|error| {
-        let error = without_password(&error.to_string(), database_url);
-        let lines: Vec<&str> = error.lines().map(str::trim).collect();
-        DatabaseError::Connect(lines.join("; "))
-    })
+    PgConnection::establish(&url).map_err(|error| refused(&error.to_string(), database_url))
 }
 
 #[cfg(test)]

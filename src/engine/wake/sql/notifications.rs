@@ -10,9 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::engine::host::sql::address::{
-    OF_SESSION, POOLERS_TURN, with_parameters, without_password,
-};
+use crate::engine::host::sql::address::{OF_SESSION, POOLERS_TURN, refused, with_parameters};
 use crate::engine::host::sql::libpq::Pq;
 use crate::engine::host::sql::socket::{Kind, Socket};
 use crate::engine::lease::sql::backend::Backend;
@@ -49,7 +47,8 @@ impl Way {
 /// same sleep without the lock.
 pub(crate) struct Listener {
     raw: Raw,
-    /// The oid of the outbox.
+    /// The oid of the outbox. As a signed number, the first half of the keys of its advisory locks: the same number as
+    /// `OUTBOX_NUMBER`.
     oid: u32,
     /// The second key of the lock of relays that are awake and serve the same.
     awake: i32,
@@ -129,16 +128,11 @@ impl Listener {
         }))
     }
 
-    /// The first half of the keys of the outbox's advisory locks: the same number as `OUTBOX_NUMBER`.
-    fn number(&self) -> i32 {
-        self.oid.cast_signed()
-    }
-
     /// Tries to take the lock that makes inserts notify, for a relay that is not awake any more.
     ///
     /// The relay gives up its share first. So of relays that fall asleep at the same time, at least one finds nobody awake.
     pub(crate) fn try_lock(&mut self) -> Result<Lock, DatabaseError> {
-        let (number, awake) = (self.number(), self.awake);
+        let (number, awake) = (self.oid.cast_signed(), self.awake);
         let give_up = match std::mem::take(&mut self.is_awake) {
             true => format!("SELECT pg_advisory_unlock_shared({number}, {awake});"),
             false => String::new(),
@@ -180,7 +174,7 @@ impl Listener {
     /// Releases the lock if this session has it. `stays`: tells relays that serve the same that this relay is awake, and
     /// else takes that back. Any role may hold the lock for that, so this waits for nobody: the caller tries again.
     pub(crate) fn wake(&mut self, stays: bool) -> Result<(), DatabaseError> {
-        let (number, awake) = (self.number(), self.awake);
+        let (number, awake) = (self.oid.cast_signed(), self.awake);
         let mut statements = String::new();
         if std::mem::take(&mut self.has_lock) {
             statements += &format!("SELECT pg_advisory_unlock({number}, 1);");
@@ -256,7 +250,7 @@ impl Raw {
                 kind,
                 _socket: socket,
             }),
-            None => Err(error(url, &pq.error())),
+            None => Err(refused(&pq.error(), url.expose_secret())),
         }
     }
 
@@ -307,7 +301,7 @@ impl Raw {
             let Some(of_this) = self.pq.next_result() else {
                 return last;
             };
-            last = last.and(of_this.map_err(|text| error(&self.url, &text)));
+            last = last.and(of_this.map_err(|text| refused(&text, self.url.expose_secret())));
         }
     }
 
@@ -327,11 +321,7 @@ impl Raw {
     }
 
     /// Waits until the server sends something, the other is readable, or the time has passed.
-    fn wait(
-        &mut self,
-        other: Option<BorrowedFd<'_>>,
-        time: Duration,
-    ) -> Result<(), DatabaseError> {
+    fn wait(&mut self, other: Option<BorrowedFd<'_>>, time: Duration) -> Result<(), DatabaseError> {
         let time = Timespec::try_from(time).ok();
         let polled = self.pq.with_socket(|socket| {
             let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
@@ -354,13 +344,6 @@ impl Raw {
     }
 
     fn error(&self) -> DatabaseError {
-        error(&self.url, &self.pq.error())
+        refused(&self.pq.error(), self.url.expose_secret())
     }
-}
-
-/// An error of libpq on one line, without the password of the URL.
-fn error(url: &SecretString, text: &str) -> DatabaseError {
-    let text = without_password(text, url.expose_secret());
-    let lines: Vec<&str> = text.lines().map(str::trim).collect();
-    DatabaseError::Connect(lines.join("; "))
 }
