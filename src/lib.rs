@@ -69,7 +69,7 @@ pub mod guide;
 pub mod program;
 pub mod testing;
 
-// Migrations, and the doctor.
+// Migrations as applications call them, and the doctor.
 #[cfg(feature = "relay")]
 mod doctor;
 mod migrations;
@@ -103,6 +103,9 @@ mod http;
 // Settings.
 #[cfg(feature = "relay")]
 pub mod config;
+
+// Migrations, and whether an outbox has all its parts.
+mod setup;
 
 // The engine: claims, sends, settles.
 #[cfg(feature = "relay")]

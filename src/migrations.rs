@@ -11,8 +11,8 @@ use diesel::pg::Pg;
 
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-pub use crate::sql::setup::migrate::Direction;
-use crate::sql::setup::migrate::{self as steps, EndpointTables, Step};
+pub use crate::setup::sql::migrate::Direction;
+use crate::setup::sql::migrate::{self as steps, EndpointTables, Step};
 
 /// Applies the missing migrations, and creates the outbox if it is missing. Safe to run again, and by
 /// two processes at once. The table `outbox_migrations` records the applied migrations. Returns a

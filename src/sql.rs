@@ -14,7 +14,6 @@
 #[cfg(feature = "relay")]
 pub(crate) mod absent;
 pub(crate) mod brief;
-pub(crate) mod catalogue;
 pub(crate) mod expired;
 #[cfg(feature = "relay")]
 pub(crate) mod filter;
@@ -32,7 +31,6 @@ pub(crate) mod whole;
 
 #[cfg(feature = "relay")]
 pub(crate) mod paused;
-pub(crate) mod setup;
 pub(crate) mod testing;
 
 #[cfg(test)]

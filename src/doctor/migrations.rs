@@ -5,9 +5,9 @@ use diesel::PgConnection;
 use super::sql::rights;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
+use crate::setup::sql::inspect;
+use crate::setup::sql::migrate::{self as migrations, Direction, EndpointTables};
 use crate::sql::pinned::pinned;
-use crate::sql::setup::inspect;
-use crate::sql::setup::migrate::{self as migrations, Direction, EndpointTables};
 
 /// Reverts all migrations. This drops the first outbox and the inbox, with their contents. Outboxes of other
 /// names stay: drop each of them first, with `SELECT outbox_drop('hrm.outbox')`.

@@ -13,7 +13,7 @@ pub(super) mod snapshots;
 #[cfg(feature = "operate")]
 pub(super) mod tables;
 
-use crate::sql::setup::inspect::{TABLES_AND_VIEW, parts};
+use crate::setup::sql::inspect::{TABLES_AND_VIEW, parts};
 
 /// The suffixes of the tables of an outbox and its view, and of the parts of its ring (ledger and history, divided by
 /// time).

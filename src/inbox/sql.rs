@@ -9,9 +9,9 @@ use diesel::{
     BoolExpressionMethods, ExpressionMethods, PgConnection, RunQueryDsl, insert_into, select,
 };
 
+use crate::setup::sql::inspect::has_column;
 use crate::sql::functions::{has_table_privilege, to_regclass};
 use crate::sql::pinned::located_by_default;
-use crate::sql::setup::inspect::has_column;
 use crate::sql::statement::{statement, unprepared_statement};
 use crate::sql::table::inbox;
 use crate::sql::{LONGEST_AGE, millis};

@@ -10,8 +10,8 @@ use crate::config::Config;
 use crate::engine::host::sql::connection;
 use crate::engine::wake::sql::notifications::Listener;
 use crate::error::DatabaseError;
+use crate::setup::sql::inspect;
 use crate::sql::pinned::pinned;
-use crate::sql::setup::inspect;
 
 /// Opens a connection that limits the time of each statement, and quickly detects a lost server. If there is no answer
 /// 5 s after that time, the connection is closed, and the statement fails. Behind a pooler in transaction mode the server

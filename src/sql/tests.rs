@@ -6,12 +6,12 @@ use std::time::Duration;
 use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection};
 
-use super::setup::migrate;
-use super::setup::migrate::EndpointTables::WithOutbox;
 use crate::engine::host::sql::connection::{self, Limits, Plans};
 use crate::engine::keys::sql::lock::keep_lock;
 use crate::engine::lease::sql::lease::{self, LeaseId, Registration};
 use crate::name::OutboxName;
+use crate::setup::sql::migrate;
+use crate::setup::sql::migrate::EndpointTables::WithOutbox;
 
 /// One thread plays all parts, so a statement that waits for another would wait forever without these timeouts.
 const SESSION: &str = "SET synchronous_commit = off; SET lock_timeout = '3s'; SET statement_timeout = '10s'; SET client_min_messages = warning";

@@ -10,8 +10,8 @@ use diesel::{PgConnection, RunQueryDsl};
 
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::sql::setup::inspect::{self, OF_OWNER, function, is_of_endpoints, may_lack};
-use crate::sql::setup::migrate::EndpointTables;
+use crate::setup::sql::inspect::{self, OF_OWNER, function, is_of_endpoints, may_lack};
+use crate::setup::sql::migrate::EndpointTables;
 use crate::sql::statement::{statement, unprepared_statement};
 
 /// A table of an outbox by suffix, privileges, and the columns of the privileges (empty: the whole table). Privileges

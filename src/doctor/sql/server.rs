@@ -12,7 +12,7 @@ use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, select};
 
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
-use crate::sql::catalogue::pg_settings;
+use crate::setup::sql::catalogue::pg_settings;
 use crate::sql::functions::{clock_timestamp, current_schemas, pg_is_in_recovery, text_or};
 use crate::sql::pinned;
 use crate::sql::place::as_micros;

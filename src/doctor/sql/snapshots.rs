@@ -8,7 +8,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Double, Text};
 use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl};
 
-use crate::sql::catalogue::pg_stat_activity;
+use crate::engine::lease::sql::backend::pg_stat_activity;
 use crate::sql::functions::pg_backend_pid;
 use crate::sql::millis;
 use crate::sql::statement::unprepared_statement;

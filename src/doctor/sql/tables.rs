@@ -140,7 +140,7 @@ pub(crate) fn kept(
     column: &str,
     age: Duration,
 ) -> QueryResult<Option<KeptRow>> {
-    let is_there = crate::sql::setup::inspect::has_column(conn, table, column)?;
+    let is_there = crate::setup::sql::inspect::has_column(conn, table, column)?;
     if !is_there {
         return Ok(None);
     }

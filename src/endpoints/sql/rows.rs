@@ -25,8 +25,8 @@ use crate::endpoints::endpoint::{Endpoint, EndpointState};
 use crate::hand::{Hand, PausedBy};
 use crate::name::OutboxName;
 use crate::schema::values::system_time;
+use crate::setup::sql::catalogue::pages_of;
 use crate::sql::absent::{all_endpoints, all_endpoints_text};
-use crate::sql::catalogue::pages_of;
 use crate::sql::filter::filter;
 use crate::sql::functions::{
     Json, MaybeJson, On, all_of, clock_timestamp, escaped, given, interval, length,

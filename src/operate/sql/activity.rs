@@ -6,7 +6,7 @@ use diesel::{
 };
 
 use crate::name::OutboxName;
-use crate::sql::catalogue::pg_inherits;
+use crate::setup::sql::catalogue::pg_inherits;
 use crate::sql::functions::{
     clock_timestamp, date_part, pg_stat_get_tuples_deleted, pg_stat_get_tuples_inserted,
     to_regclass,

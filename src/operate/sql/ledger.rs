@@ -23,7 +23,7 @@ use super::messages::{self, Content, MessageRecord};
 use crate::endpoints::sql::recipient::Recipient;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
-use crate::sql::catalogue;
+use crate::setup::sql::catalogue;
 use crate::sql::filter::{equal, is_of_registration};
 use crate::sql::functions::{On, TimeAndSequence, all_of, clock_timestamp, given};
 use crate::sql::looking::looking_briefly;

@@ -21,7 +21,7 @@ use crate::engine::claim::sql::streams::{is_of, streams};
 use crate::message::Due;
 use crate::name::OutboxName;
 use crate::outbox::sql::waiting::{self, Changed, MessageRef, PartState};
-use crate::sql::catalogue;
+use crate::setup::sql::catalogue;
 use crate::sql::filter::{equal, filter};
 use crate::sql::functions::{AnyOf, On, TimeAndSequence, all_of, clock_timestamp, given};
 use crate::sql::looking::{looking, looking_briefly};

@@ -62,8 +62,8 @@ mod tests {
     use diesel::result::Error;
 
     use super::*;
-    use crate::sql::setup::migrate;
-    use crate::sql::setup::migrate::EndpointTables::WithOutbox;
+    use crate::setup::sql::migrate;
+    use crate::setup::sql::migrate::EndpointTables::WithOutbox;
 
     #[test]
     fn messages_that_are_held_or_keyed_or_new_are_not_late() {

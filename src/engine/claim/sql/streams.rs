@@ -242,8 +242,8 @@ mod tests {
     use diesel::connection::SimpleConnection;
 
     use super::*;
-    use crate::sql::setup::migrate;
-    use crate::sql::setup::migrate::EndpointTables::WithOutbox;
+    use crate::setup::sql::migrate;
+    use crate::setup::sql::migrate::EndpointTables::WithOutbox;
     use crate::sql::tests::Outbox;
 
     #[test]

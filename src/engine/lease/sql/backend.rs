@@ -7,9 +7,17 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{Integer, Nullable, Timestamptz};
 use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl};
 
-use crate::sql::catalogue::pg_stat_activity;
 use crate::sql::functions::pg_backend_pid;
 use crate::sql::statement::unprepared_statement;
+
+diesel::table! {
+    /// The server's processes.
+    pg_catalog.pg_stat_activity (pid) {
+        pid -> Integer,
+        backend_start -> Nullable<Timestamptz>,
+        query -> Nullable<Text>,
+    }
+}
 
 /// A server process. The number of a process that has ended is used again, soon where many processes start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

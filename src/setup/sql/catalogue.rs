@@ -12,7 +12,7 @@ use diesel::result::QueryResult;
 use diesel::select;
 
 #[cfg(feature = "relay")]
-use super::functions::{pg_relation_size, to_regclass};
+use crate::sql::functions::{pg_relation_size, to_regclass};
 
 diesel::table! {
     /// Columns of tables and indexes.
@@ -65,16 +65,6 @@ diesel::table! {
         setting -> Nullable<Text>,
         /// The value in a new session.
         reset_val -> Nullable<Text>,
-    }
-}
-
-#[cfg(feature = "relay")]
-diesel::table! {
-    /// The server's processes.
-    pg_catalog.pg_stat_activity (pid) {
-        pid -> Integer,
-        backend_start -> Nullable<Timestamptz>,
-        query -> Nullable<Text>,
     }
 }
 

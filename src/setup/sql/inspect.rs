@@ -18,7 +18,7 @@ pub(crate) use self::complete::{
 };
 
 use crate::name::OutboxName;
-use crate::sql::catalogue::{pg_attribute, pg_trigger};
+use crate::setup::sql::catalogue::{pg_attribute, pg_trigger};
 use crate::sql::functions::{current_setting, to_regclass};
 
 pub(crate) fn table_exists(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {

@@ -12,7 +12,7 @@ use diesel::{
 use super::{columns, setting, table_exists};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::sql::catalogue::{pg_attribute, pg_class, pg_inherits};
+use crate::setup::sql::catalogue::{pg_attribute, pg_class, pg_inherits};
 use crate::sql::functions::{format_type, to_regclass, to_regprocedure};
 use crate::sql::looking::looking;
 use crate::sql::statement::statement;
