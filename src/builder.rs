@@ -7,7 +7,6 @@ pub(crate) mod by_hand;
 mod in_code;
 mod members;
 mod settings;
-#[cfg(not(feature = "endpoints"))]
 mod sql;
 
 use std::ops::DerefMut;

@@ -43,9 +43,8 @@ use diesel::result::{Error, QueryResult};
 
 use self::sql::{self as inbox, ForgettingHandled};
 use crate::migrations::Direction;
+use crate::outbox::sql::whole::{check_transaction, transaction};
 use crate::setup::sql::migrate;
-use crate::sql::check_transaction;
-use crate::sql::whole::transaction;
 
 /// The maximum length of a source or a message id, in bytes. The table has the same limit.
 pub const MAX_KEY_BYTES: usize = 1024;

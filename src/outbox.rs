@@ -14,6 +14,7 @@ use uuid::Uuid;
 use self::bulk::PendingBulk;
 use self::sql::enqueue::{NewRow, StoredMessage, insert_or_find};
 use self::sql::insert::Insert;
+use self::sql::whole::{check_transaction, transaction};
 use crate::aggregate::Aggregate;
 use crate::error::EnqueueError;
 use crate::event::IntoMessage;
@@ -21,9 +22,7 @@ use crate::message::{NewMessage, Sequence};
 use crate::metrics::Enqueues;
 use crate::name::{BadName, OutboxName};
 use crate::shows::shows;
-use crate::sql::check_transaction;
 use crate::sql::pinned::is_in_transaction;
-use crate::sql::whole::transaction;
 
 /// An outbox, into which an application enqueues messages. Cheap to create, to clone and to share between
 /// threads.

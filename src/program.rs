@@ -82,9 +82,9 @@ pub use crate::operate::topics::{
     topics,
 };
 pub use crate::operate::waiting::{wait_reasons_of, waiting};
+pub use crate::outbox::sql::searched::Searched;
+pub use crate::outbox::sql::seek::MessageKey;
 pub use crate::setup::sql::migrate::EndpointTables;
-pub use crate::sql::searched::Searched;
-pub use crate::sql::seek::MessageKey;
 
 /// What was asked about endpoints. An outbox without their tables has none.
 ///

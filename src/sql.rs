@@ -15,33 +15,23 @@
 pub(crate) mod absent;
 pub(crate) mod brief;
 pub(crate) mod expired;
-#[cfg(feature = "relay")]
-pub(crate) mod filter;
 pub(crate) mod functions;
 pub(crate) mod live;
 pub(crate) mod looking;
 pub(crate) mod pinned;
 pub(crate) mod place;
 pub(crate) mod range;
-pub(crate) mod searched;
-pub(crate) mod seek;
 pub(crate) mod statement;
 pub(crate) mod table;
-pub(crate) mod whole;
 
 #[cfg(feature = "relay")]
 pub(crate) mod paused;
-pub(crate) mod testing;
 
 #[cfg(test)]
 pub(crate) mod tests;
 
-use diesel::pg::Pg;
 use diesel::result::QueryResult;
-use diesel::sql_types::Integer;
-use diesel::{
-    Connection, ExpressionMethods, IntoSql, OptionalExtension, PgConnection, QueryDsl, RunQueryDsl,
-};
+use diesel::{ExpressionMethods, OptionalExtension, PgConnection, QueryDsl, RunQueryDsl};
 
 use self::table::part;
 use crate::name::OutboxName;
@@ -97,12 +87,4 @@ pub(crate) const LONGEST_AGE: std::time::Duration =
 /// Milliseconds for a `bigint` parameter. Settings are far below the largest `bigint`.
 pub(crate) fn millis(duration: std::time::Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
-}
-
-/// Returns an error if a statement of the open transaction has failed. PostgreSQL would roll back at COMMIT, and
-/// Diesel would report a commit.
-pub(crate) fn check_transaction(conn: &mut impl Connection<Backend = Pg>) -> QueryResult<()> {
-    diesel::select(1.into_sql::<Integer>())
-        .execute(conn)
-        .map(drop)
 }

@@ -58,6 +58,7 @@
 mod recording;
 #[cfg(feature = "operate")]
 mod relay;
+pub(crate) mod sql;
 
 use std::time::Duration;
 
@@ -69,10 +70,10 @@ use serde::de::DeserializeOwned;
 pub use self::recording::RecordingDispatcher;
 #[cfg(feature = "operate")]
 pub use self::relay::{Drained, NotDelivered, TestRelay, Waiting};
+use self::sql as rows;
 use crate::event::Event;
 use crate::message::Message;
 use crate::outbox::Outbox;
-use crate::sql::testing as rows;
 
 /// The live messages of the outbox (neither delivered nor dead), as this connection sees them, in the
 /// order of their sequences.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use diesel::result::QueryResult;
 use diesel::{Connection, PgConnection};
 
+use super::sql::jit::without_jit;
 use super::{CheckedSettings, RelayBuilder, settings_of};
 use crate::dispatch::{Failure, Outcome, caught};
 use crate::engine::claim::fate::Ways;
@@ -30,9 +31,8 @@ use crate::engine::settle::written::{Settle, write_down};
 use crate::message::Message;
 use crate::operate::sql::messages::MessageRecord;
 use crate::operate::sql::why::{self, WaitReason};
+use crate::outbox::sql::whole::{depth, roll_back_to};
 use crate::sql::range::Range;
-use crate::sql::testing;
-use crate::sql::whole::{depth, roll_back_to};
 use crate::status::{ReasonCode, Status};
 
 /// Runs a handler inside a savepoint, so that a failed statement of the handler does not affect the rest of the test.
@@ -109,7 +109,7 @@ impl ByHand {
 
     /// Processes each due message once. Also returns the due messages that wait, and why.
     pub(crate) fn drain(&self, conn: &mut PgConnection) -> QueryResult<Processed> {
-        testing::without_jit(conn, |conn| {
+        without_jit(conn, |conn| {
             let name = &self.settings.table;
             let registration = Registration {
                 relay: "test".to_owned(),

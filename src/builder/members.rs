@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 #[cfg(not(feature = "endpoints"))]
-use super::sql::Registered;
+use super::sql::registered::Registered;
 use crate::config::Config;
 #[cfg(feature = "endpoints")]
 use crate::endpoints::{

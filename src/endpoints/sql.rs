@@ -1,6 +1,7 @@
 //! SQL: rows of endpoints, and what is recorded of them.
 
 pub(crate) mod failing;
+pub(crate) mod filter;
 pub(crate) mod missed;
 pub(crate) mod own;
 pub(crate) mod recipient;

@@ -8,9 +8,9 @@ use super::sql::messages::{self, MessageRecord};
 use super::sql::payloads::{self, StoredPayload};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
+use crate::outbox::sql::searched::Searched;
+use crate::outbox::sql::seek::MessageKey;
 use crate::sql::pinned::pinned;
-use crate::sql::searched::Searched;
-use crate::sql::seek::MessageKey;
 
 /// All rows of a message: live rows, dead letters and ledger entries, for every destination and every replay.
 /// Payloads and headers are included where they are kept.

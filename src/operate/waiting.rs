@@ -11,9 +11,9 @@ use super::sql::why::{self, WaitReason};
 use crate::error::DatabaseError;
 use crate::message::{Due, Sequence};
 use crate::name::OutboxName;
+use crate::outbox::sql::searched::Searched;
 use crate::outbox::sql::waiting::{self, Changed, End, MessageRef, PartState, Reach};
 use crate::sql::pinned::pinned;
-use crate::sql::searched::Searched;
 
 /// The characters that a [`Note`] keeps of a name.
 const WHO: usize = 100;

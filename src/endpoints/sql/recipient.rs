@@ -6,8 +6,8 @@ use diesel::result::QueryResult;
 use uuid::Uuid;
 
 use super::rows::{self, WhichEndpoint};
+use crate::endpoints::sql::filter::is_of_registration;
 use crate::name::OutboxName;
-use crate::sql::filter::is_of_registration;
 use crate::sql::functions::{On, all_of, given};
 use crate::sql::table::{attempt, dead, ledger, outbox};
 

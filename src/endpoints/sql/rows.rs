@@ -22,12 +22,12 @@ use uuid::Uuid;
 
 use crate::config::{Auth, DeliveryPolicy, PolicyOption, Rate, Verification, words};
 use crate::endpoints::endpoint::{Endpoint, EndpointState};
+use crate::endpoints::sql::filter::filter;
 use crate::hand::{Hand, PausedBy};
 use crate::name::OutboxName;
 use crate::schema::values::system_time;
 use crate::setup::sql::catalogue::pages_of;
 use crate::sql::absent::{all_endpoints, all_endpoints_text};
-use crate::sql::filter::filter;
 use crate::sql::functions::{
     Json, MaybeJson, On, all_of, clock_timestamp, escaped, given, interval, length,
     pg_relation_size, to_regclass,

@@ -18,11 +18,11 @@ pub(crate) use self::groups::groups;
 
 use super::history::{self, Event, Touched};
 use super::messages::{self, Content, LetterId, MessageRecord};
+use crate::endpoints::sql::filter::{equal, filter, is_of_registration};
 use crate::endpoints::sql::recipient::Recipient;
 use crate::endpoints::sql::removed::removed_again;
 use crate::name::OutboxName;
 use crate::outbox::sql::waiting;
-use crate::sql::filter::{equal, filter, is_of_registration};
 use crate::sql::functions::{On, TimeAndSequence, all_of, coalesce, given};
 use crate::sql::open_part;
 use crate::sql::place::{Place, as_micros, from_micros};

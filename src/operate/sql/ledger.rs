@@ -20,15 +20,15 @@ use diesel::{PgConnection, select};
 use uuid::Uuid;
 
 use super::messages::{self, Content, MessageRecord};
+use crate::endpoints::sql::filter::{equal, is_of_registration};
 use crate::endpoints::sql::recipient::Recipient;
 use crate::name::OutboxName;
+use crate::outbox::sql::searched::{Deadline, Searched};
 use crate::schema::values::to_micros;
 use crate::setup::sql::catalogue;
-use crate::sql::filter::{equal, is_of_registration};
 use crate::sql::functions::{On, TimeAndSequence, all_of, clock_timestamp, given};
 use crate::sql::looking::looking_briefly;
 use crate::sql::place::{Place, as_micros, from_micros};
-use crate::sql::searched::{Deadline, Searched};
 use crate::sql::statement::unprepared;
 use crate::sql::table::{PageBegin, ledger, part};
 use crate::status::{ReasonCode, Status};

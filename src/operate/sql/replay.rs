@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 pub(crate) use crate::message::replays::LONGEST_RUN;
 
+use crate::endpoints::sql::filter::{equal, filter, is_of_registration};
 use crate::endpoints::sql::missed::Bulked;
 use crate::endpoints::sql::recipient::Recipient;
 use crate::endpoints::sql::removed::removed_again;
@@ -22,7 +23,6 @@ use crate::endpoints::sql::rows::{self, WhichEndpoint};
 use crate::message::replays::replayed;
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
-use crate::sql::filter::{equal, filter, is_of_registration};
 use crate::sql::functions::{On, TimeAndSequence, all_of, clock_timestamp, given, shown_key};
 use crate::sql::looking::looking;
 use crate::sql::place::{Place, as_micros, from_micros};

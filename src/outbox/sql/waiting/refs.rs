@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::Reach;
 use crate::message::Sequence;
 use crate::name::OutboxName;
-use crate::sql::seek::{Hit, MessageKey, live_ones, seek};
+use crate::outbox::sql::seek::{Hit, MessageKey, live_ones, seek};
 use crate::sql::statement::unprepared;
 use crate::sql::table::{dead, ledger, outbox};
 use crate::status::ReasonCode;

@@ -23,7 +23,7 @@ fn enqueue(conn: &mut PgConnection, name: &OutboxName, key: &str) {
 }
 
 fn sequences(conn: &mut PgConnection, name: &OutboxName) -> Vec<i64> {
-    let live = crate::sql::testing::live(conn, name).expect("rows");
+    let live = crate::testing::sql::live(conn, name).expect("rows");
     live.iter().map(|message| message.sequence.0).collect()
 }
 
@@ -147,7 +147,7 @@ fn a_claim_ends_with_the_message_that_makes_it_as_large_as_it_may_be() {
         ordered::claim(conn, name, claimant, &candidates).map(|batch| batch.expect("the lock"))
     };
     let next: Claims = |conn, name, claimant| {
-        let keys: Vec<Key> = crate::sql::testing::live(conn, name)?
+        let keys: Vec<Key> = crate::testing::sql::live(conn, name)?
             .iter()
             .filter_map(Key::of)
             .collect();

@@ -21,13 +21,13 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Bool};
 use uuid::Uuid;
 
-use super::functions::On;
-use super::looking::looking_briefly;
 use super::searched::{ALL, Deadline, Searched};
-use super::statement::{PlannedAnew, unprepared};
-use super::table::{candidate, dead, ledger, outbox};
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
+use crate::sql::functions::On;
+use crate::sql::looking::looking_briefly;
+use crate::sql::statement::{PlannedAnew, unprepared};
+use crate::sql::table::{candidate, dead, ledger, outbox};
 
 /// How many sequences to search before and after the place that the time of an id leads to.
 const AROUND: i64 = 50_000;

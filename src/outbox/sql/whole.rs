@@ -3,9 +3,11 @@
 use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use diesel::Connection;
 use diesel::connection::TransactionManager;
+use diesel::pg::Pg;
 use diesel::result::{Error, QueryResult};
+use diesel::sql_types::Integer;
+use diesel::{Connection, IntoSql, RunQueryDsl};
 
 /// Runs `work` in a transaction, or in a savepoint of the open transaction. A panic rolls it back, too, and continues.
 ///
@@ -48,4 +50,12 @@ pub(crate) fn roll_back_to<C: Connection>(conn: &mut C, depth: u32) -> QueryResu
         C::TransactionManager::rollback_transaction(conn)?;
     }
     Ok(())
+}
+
+/// Returns an error if a statement of the open transaction has failed. PostgreSQL would roll back at COMMIT, and
+/// Diesel would report a commit.
+pub(crate) fn check_transaction(conn: &mut impl Connection<Backend = Pg>) -> QueryResult<()> {
+    diesel::select(1.into_sql::<Integer>())
+        .execute(conn)
+        .map(drop)
 }

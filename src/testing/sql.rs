@@ -1,20 +1,20 @@
-//! Statements for tests: they read the live messages, and move times.
+//! SQL: statements for tests, which read the live messages, and move times.
 
 use std::time::{Duration, Instant};
 
+use diesel::PgConnection;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{QueryDsl, RunQueryDsl, SelectableHelper};
 use diesel::result::QueryResult;
 use diesel::sql_types::BigInt;
-use diesel::{PgConnection, select};
 
-use super::functions::{clock_timestamp, current_setting, set_config};
-use super::live::LiveRow;
-use super::millis;
-use super::statement::unprepared_statement;
-use super::table::outbox;
 use crate::message::Message;
 use crate::name::OutboxName;
+use crate::sql::functions::clock_timestamp;
+use crate::sql::live::LiveRow;
+use crate::sql::millis;
+use crate::sql::statement::unprepared_statement;
+use crate::sql::table::outbox;
 
 /// The live messages, ordered by sequence.
 pub(crate) fn live(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Message>> {
@@ -57,23 +57,4 @@ pub(crate) fn advance(
     .bind::<BigInt, _>(millis(duration.min(FURTHEST)))
     .execute(conn)
     .map(drop)
-}
-
-/// Runs `work` with JIT compilation off, as on the relay's own connections. The planner misjudges a test's
-/// uncommitted rows, and would compile each claim.
-pub(crate) fn without_jit<T>(
-    conn: &mut PgConnection,
-    work: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
-) -> QueryResult<T> {
-    let value: String = select(current_setting("jit")).get_result(conn)?;
-    let set = |conn: &mut PgConnection, value: &str| {
-        select(set_config("jit", value, false)).execute(conn)
-    };
-    set(conn, "off")?;
-    let worked = work(conn);
-    // This fails in a failed transaction, whose end then restores the setting.
-    let restored = set(conn, &value);
-    let value = worked?;
-    restored?;
-    Ok(value)
 }
