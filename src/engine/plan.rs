@@ -235,7 +235,7 @@ enum Stage {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Policy {
     /// Topics that this relay does not serve.
-    pub(super) not_taken: Vec<String>,
+    pub(crate) not_taken: Vec<String>,
     /// Topics whose destinations have no room for the next message of a settled key.
     pub(super) full: Vec<String>,
     /// Whether some keyed messages name a destination: then one key has a separate order for each destination.

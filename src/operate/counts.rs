@@ -9,25 +9,28 @@ use std::time::{Duration, Instant};
 
 pub use self::gauges::DepthGauges;
 
-use self::unrouted::{Logged, unrouted};
+use self::unrouted::{Logged, Unrouted, unrouted};
+use super::sql::agreement::{self, Difference};
 use super::sql::depths::{self, Depths, LaneDepth};
-use crate::endpoints::sql::subscribers;
+use crate::endpoints::sql::subscribers::{self, WithoutSubscriber};
 use crate::engine::claim::sql::claim::Topic;
 use crate::engine::claim::sql::claimable::is_claimable;
 use crate::engine::claim::told::Told;
 use crate::engine::clean::chore::Chore;
 use crate::engine::host::session::Session;
 use crate::engine::host::shared::Shared;
-use crate::engine::lease::sql::agreement;
-use crate::engine::observe::monitor;
-use crate::engine::observe::unrouted::{Unrouted, Unwanted};
+use crate::engine::observe::health::{Problem, ProblemKind};
+use crate::engine::observe::monitor::{and_more, patience};
 use crate::engine::plan::Report;
 use crate::engine::plan::pace::{Last, Pace};
+use crate::engine::plan::to::To;
+use crate::engine::send::gate::Standing;
 use crate::engine::serves::routes::Way;
 use crate::error::DatabaseError;
 use crate::log;
 use crate::sql::brief::Tried;
 use crate::sql::pinned::look_for_endpoints;
+use crate::status::ReasonCode;
 
 /// Counting takes at most a hundredth of the time.
 const PACE: Pace = Pace::new(Duration::from_secs(10), 100);
@@ -50,6 +53,10 @@ struct Counting<'a> {
     logged: Logged,
     /// The next look at what the relays record of settings and topics.
     next_findings: Instant,
+    /// The topics that end without a subscriber, and never had one.
+    without_subscriber: Vec<WithoutSubscriber>,
+    /// The settings on which this relay and others do not agree.
+    differences: Vec<Difference>,
 }
 
 pub(crate) fn chore(shared: &Shared) -> Box<dyn Chore + '_> {
@@ -64,6 +71,8 @@ pub(crate) fn chore(shared: &Shared) -> Box<dyn Chore + '_> {
         ),
         logged: Logged::default(),
         next_findings: Instant::now(),
+        without_subscriber: Vec::new(),
+        differences: Vec::new(),
     })
 }
 
@@ -100,7 +109,8 @@ impl Counting<'_> {
         let roster = self.shared.directory.roster();
         let is_registered = |name: &str| roster.member(name).is_some();
         self.gauges.show_with(&depths, is_registered);
-        self.look_for_unrouted(&depths);
+        let unrouted = self.look_for_unrouted(&depths);
+        self.shared.set_found(self.found(unrouted));
         let is_left = self.is_left(session, &depths)?;
         self.shared.threads.set_left(is_left);
         Ok(())
@@ -114,30 +124,30 @@ impl Counting<'_> {
             return Ok(());
         }
         let lease = self.shared.lease.current().map(|lease| lease.0);
-        let (unwanted, differences) = session.run(|conn, name| {
-            let unwanted = subscribers::without_subscriber(conn, name)?;
+        let (without_subscriber, differences) = session.run(|conn, name| {
+            let without_subscriber = subscribers::without_subscriber(conn, name)?;
             let differences = match lease {
                 Some(lease) => agreement::differences(conn, name, Some(lease))?,
                 None => Vec::new(),
             };
-            Ok((unwanted, differences))
+            Ok((without_subscriber, differences))
         })?;
         self.next_findings = now + LONGEST_FINDINGS_INTERVAL.min(self.shared.settings.lease);
-        let unwanted = unwanted.iter().map(|one| Unwanted {
-            what: one.what(),
-            next_step: one.next_step(),
-        });
-        self.shared.set_without_subscriber(unwanted.collect());
-        for new in self.shared.set_differences(differences) {
+        let is_known = |one: &Difference| {
+            let mut known = self.differences.iter();
+            known.any(|other| other.setting == one.setting)
+        };
+        for new in differences.iter().filter(|one| !is_known(one)) {
             log::warn!(event = "settings_differ", setting = new.setting; "the relays of the outbox do not agree: {new}. Set the same value at all of them");
         }
+        (self.without_subscriber, self.differences) = (without_subscriber, differences);
         Ok(())
     }
 
     /// Finds the messages that no relay serves, except messages of topics that this relay is told not to take.
-    fn look_for_unrouted(&mut self, depths: &Depths) {
+    fn look_for_unrouted(&mut self, depths: &Depths) -> Vec<Unrouted> {
         if !self.shared.settings.enabled {
-            return;
+            return Vec::new();
         }
         let mut unrouted = unrouted(depths);
         unrouted.retain(|Unrouted { topic, .. }| {
@@ -147,7 +157,31 @@ impl Counting<'_> {
         self.logged.log(&unrouted);
         let topics = unrouted.iter().map(|one| one.topic.clone()).collect();
         (self.shared).tell_claimer(Told::Report(Report::Unserved(topics)));
-        self.shared.set_unrouted(unrouted);
+        unrouted
+    }
+
+    /// The problems that health shows of what was found.
+    fn found(&self, unrouted: Vec<Unrouted>) -> Vec<Problem> {
+        let (unknown, unrouted): (Vec<_>, Vec<_>) =
+            (unrouted.into_iter()).partition(|one| one.code == ReasonCode::UnknownTopic);
+        let without_subscriber = self.without_subscriber.split_first();
+        let without_subscriber = without_subscriber.map(|(first, others)| {
+            let (what, next) = (first.what(), first.next_step());
+            format!("{what}{}: {next}", and_more(others.len()))
+        });
+        let each: Vec<String> = self.differences.iter().map(ToString::to_string).collect();
+        let differences = (!each.is_empty()).then(|| {
+            let each = each.join("; ");
+            format!("{each}: set the same value at all relays of the outbox")
+        });
+        let found = [
+            (ProblemKind::NoRoute, unserved(&unrouted)),
+            (ProblemKind::UnknownTopic, unserved(&unknown)),
+            (ProblemKind::NoSubscriber, without_subscriber),
+            (ProblemKind::SettingsDiffer, differences),
+        ];
+        let found = found.into_iter();
+        (found.filter_map(|(kind, what)| what.map(|what| Problem { kind, what }))).collect()
     }
 
     /// Whether messages wait that this relay should have claimed long ago, while the relay makes no progress.
@@ -155,15 +189,15 @@ impl Counting<'_> {
         let shared = self.shared;
         let moves = shared.stats().moves();
         let has_moved = std::mem::replace(&mut self.moves, moves) != moves;
-        if has_moved || !monitor::is_free_to_claim(shared) {
+        if has_moved || !is_free_to_claim(shared) {
             return Ok(false);
         }
         // A relay that does not listen finds a message only at its next poll.
-        let due_for = monitor::patience(shared).saturating_add(shared.settings.poll_interval);
+        let due_for = patience(shared).saturating_add(shared.settings.poll_interval);
         let is_late = |lane: &&LaneDepth| {
             let age = lane.oldest_due_seconds.unwrap_or(0.0);
             age > due_for.as_secs_f64()
-                && monitor::is_open(shared, &Topic::new(&lane.topic, &lane.destination))
+                && is_open(shared, &Topic::new(&lane.topic, &lane.destination))
         };
         let roster = shared.directory.roster();
         for lane in depths.lanes.iter().filter(is_late).take(MOST_PROBED) {
@@ -176,6 +210,39 @@ impl Counting<'_> {
             }
         }
         Ok(false)
+    }
+}
+
+/// The first topic that no relay serves, and how many more there are.
+fn unserved(all: &[Unrouted]) -> Option<String> {
+    let (first, others) = all.split_first()?;
+    let (what, why, next) = (first.what(), &first.why, &first.next_step);
+    let more = and_more(others.len());
+    Some(format!("{what}{more}, because {why}: {next}"))
+}
+
+/// Whether no message is in flight here (except with handlers) and nothing keeps the relay from claiming.
+pub(crate) fn is_free_to_claim(shared: &Shared) -> bool {
+    let state = shared.threads.state();
+    shared.settings.enabled
+        && shared.limit.is_none()
+        && !state.stands_by
+        && shared.custody.count_beside_handlers() == 0
+        && shared.lease.current().is_some()
+        && state.troubles().next().is_none()
+}
+
+/// Whether due messages of the topic may be claimed and sent at once.
+fn is_open(shared: &Shared, topic: &Topic) -> bool {
+    let is_taken = || !shared.policy().not_taken.contains(&topic.topic);
+    if shared.custody.kept_back().has(topic) || !is_taken() {
+        return false;
+    }
+    match shared.directory.roster().way(topic) {
+        To::Bulkhead(number) => shared.bulkheads[number].gate.standing() == Standing::Flowing,
+        To::Member(id) => shared.rooms().is_open(id),
+        To::Split => true,
+        To::Nowhere => false,
     }
 }
 

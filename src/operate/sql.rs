@@ -3,6 +3,8 @@
 #[cfg(feature = "relay")]
 pub(crate) mod activity;
 #[cfg(feature = "relay")]
+pub(crate) mod agreement;
+#[cfg(feature = "relay")]
 pub(crate) mod audit;
 #[cfg(feature = "relay")]
 pub(crate) mod blocked;

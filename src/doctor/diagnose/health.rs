@@ -11,11 +11,10 @@ use crate::doctor::sql::disabled::{disabled, failing, signed_in_binary, unverifi
 use crate::doctor::sql::{server, snapshots, tables};
 use crate::endpoints::sql::served::{self, RefusedEndpoint};
 use crate::endpoints::sql::subscribers;
-use crate::engine::lease::sql::agreement;
 use crate::engine::serves::sql::topics;
 use crate::engine::wake::sql::sleep_lock;
 use crate::inbox::sql as receiving;
-use crate::operate::sql::{status, troubles};
+use crate::operate::sql::{agreement, status, troubles};
 use crate::sql::pinned::located_by_default;
 
 /// Autovacuum lags if the dead rows exceed its threshold by this factor.

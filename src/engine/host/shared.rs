@@ -18,12 +18,12 @@ use crate::engine::claim::custody::{Custody, Waited};
 use crate::engine::claim::told::Told;
 use crate::engine::directory::Directory;
 use crate::engine::lease::clock::LeaseClock;
-use crate::engine::lease::sql::agreement::Difference;
 use crate::engine::lease::sql::backend::Backend;
 use crate::engine::lease::sql::lease::LeaseId;
+use crate::engine::observe::health::Problem;
+use crate::engine::observe::lately::Lately;
 use crate::engine::observe::metrics::Metrics;
 use crate::engine::observe::observer::Observers;
-use crate::engine::observe::unrouted::{Lately, Unrouted, Unwanted};
 use crate::engine::plan::Policy;
 use crate::engine::send::bulkhead::{Bulkhead, Serves};
 use crate::engine::serves::routes::Routes;
@@ -45,12 +45,8 @@ struct Published {
     /// Published by the claimer. Shared state and not a message: a settler must know whether the claimer queried keyed
     /// lanes between two points in time, and a message could arrive too late.
     keyed_looks: KeyedLooks,
-    /// Published by the janitor: the messages that no relay serves.
-    unrouted: Vec<Unrouted>,
-    /// Published by the janitor: the topics that end without a subscriber, and never had one.
-    without_subscriber: Vec<Unwanted>,
-    /// Published by the janitor: the settings on which this relay and others do not agree.
-    differences: Vec<Difference>,
+    /// Published by a chore of the janitor: what it has found of messages and settings.
+    found: Vec<Problem>,
     /// Published by the listener: its server process.
     listener: Option<Backend>,
     /// Published by the heartbeat: the listener's server process that the lease names.
@@ -303,32 +299,13 @@ impl Shared {
         lock(&self.published).policy = Arc::new(policy);
     }
 
-    pub(crate) fn set_unrouted(&self, unrouted: Vec<Unrouted>) {
-        lock(&self.published).unrouted = unrouted;
+    /// Replaces the problems that a chore has found.
+    pub(crate) fn set_found(&self, found: Vec<Problem>) {
+        lock(&self.published).found = found;
     }
 
-    /// The messages that no relay serves, by topic, the most messages first.
-    pub(crate) fn unrouted(&self) -> Vec<Unrouted> {
-        lock(&self.published).unrouted.clone()
-    }
-
-    pub(crate) fn set_without_subscriber(&self, topics: Vec<Unwanted>) {
-        lock(&self.published).without_subscriber = topics;
-    }
-
-    pub(crate) fn without_subscriber(&self) -> Vec<Unwanted> {
-        lock(&self.published).without_subscriber.clone()
-    }
-
-    /// Returns the settings that did not differ before.
-    pub(crate) fn set_differences(&self, differences: Vec<Difference>) -> Vec<Difference> {
-        let before = std::mem::replace(&mut lock(&self.published).differences, differences.clone());
-        let is_new = |one: &Difference| before.iter().all(|other| other.setting != one.setting);
-        differences.into_iter().filter(is_new).collect()
-    }
-
-    pub(crate) fn differences(&self) -> Vec<Difference> {
-        lock(&self.published).differences.clone()
+    pub(crate) fn found(&self) -> Vec<Problem> {
+        lock(&self.published).found.clone()
     }
 
     pub(super) fn set_reload(&self, reload: Reload) {

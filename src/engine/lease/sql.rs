@@ -1,5 +1,4 @@
 //! SQL: leases, and the server processes of their connections.
 
-pub(crate) mod agreement;
 pub(crate) mod backend;
 pub(crate) mod lease;

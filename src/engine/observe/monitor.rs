@@ -9,11 +9,9 @@ use crossbeam_channel::RecvTimeoutError;
 use metrics::Gauge;
 
 use super::health::{DestinationState, Health, Problem, ProblemKind};
-use super::unrouted::Unrouted;
 use crate::engine::claim::sql::claim::Topic;
 use crate::engine::host::shared::{Reload, Shared};
 use crate::engine::host::threads::{MARGIN, Post, State};
-use crate::engine::plan::to::To;
 use crate::engine::send::bulkhead::{Bulkhead, Serves};
 use crate::engine::send::calls::Calls;
 use crate::engine::send::gate::{Standing, Trouble};
@@ -51,31 +49,6 @@ fn look(shared: &Shared) {
 /// How long the relay may make no progress without a known reason.
 pub(crate) fn patience(shared: &Shared) -> Duration {
     shared.settings.lease.saturating_add(MARGIN)
-}
-
-/// Whether no message is in flight here (except with handlers) and nothing keeps the relay from claiming.
-pub(crate) fn is_free_to_claim(shared: &Shared) -> bool {
-    let state = shared.threads.state();
-    shared.settings.enabled
-        && shared.limit.is_none()
-        && !state.stands_by
-        && shared.custody.count_beside_handlers() == 0
-        && shared.lease.current().is_some()
-        && state.troubles().next().is_none()
-}
-
-/// Whether due messages of the topic may be claimed and sent at once.
-pub(crate) fn is_open(shared: &Shared, topic: &Topic) -> bool {
-    let is_taken = || !shared.policy().not_taken.contains(&topic.topic);
-    if shared.custody.kept_back().has(topic) || !is_taken() {
-        return false;
-    }
-    match shared.directory.roster().way(topic) {
-        To::Bulkhead(number) => shared.bulkheads[number].gate.standing() == Standing::Flowing,
-        To::Member(id) => shared.rooms().is_open(id),
-        To::Split => true,
-        To::Nowhere => false,
-    }
 }
 
 /// The number of messages of a bulkhead in flight.
@@ -197,21 +170,16 @@ fn find_of_database(shared: &Shared, state: &State, found: &mut Vec<Problem>) {
     }
 }
 
-/// Messages that nobody serves or wants.
+/// What a chore has found, and topics whose messages wait.
 fn find_of_messages(shared: &Shared, found: &mut Vec<Problem>) {
-    let (unknown, unrouted): (Vec<_>, Vec<_>) =
-        (shared.unrouted().into_iter()).partition(|one| one.code == ReasonCode::UnknownTopic);
-    if let Some(what) = unserved(&unrouted) {
-        add(found, ProblemKind::NoRoute, what);
-    }
-    if let Some(what) = unserved(&unknown).or_else(|| undeclared(shared)) {
+    let of_chore = shared.found();
+    let is_unknown = |one: &Problem| one.kind == ProblemKind::UnknownTopic;
+    if !of_chore.iter().any(is_unknown)
+        && let Some(what) = undeclared(shared)
+    {
         add(found, ProblemKind::UnknownTopic, what);
     }
-    if let [first, others @ ..] = shared.without_subscriber().as_slice() {
-        let (what, next) = (&first.what, &first.next_step);
-        let what = format!("{what}{}: {next}", and_more(others.len()));
-        add(found, ProblemKind::NoSubscriber, what);
-    }
+    found.extend(of_chore);
 }
 
 /// Destinations that this relay cannot send to.
@@ -237,15 +205,6 @@ fn find_of_sends(shared: &Shared, found: &mut Vec<Problem>) {
 /// Settings, and the listener.
 fn find_of_settings(shared: &Shared, state: &State, found: &mut Vec<Problem>) {
     let watch = &state.watch;
-    let differences = shared.differences();
-    if !differences.is_empty() {
-        let each: Vec<String> = differences.iter().map(ToString::to_string).collect();
-        let what = format!(
-            "{}: set the same value at all relays of the outbox",
-            each.join("; ")
-        );
-        add(found, ProblemKind::SettingsDiffer, what);
-    }
     if watch.overdue(watch.deaf, LISTENER_GRACE).is_some() {
         let every = humantime::format_duration(shared.settings.poll_interval);
         let what = format!(
@@ -276,15 +235,8 @@ fn find_of_settings(shared: &Shared, state: &State, found: &mut Vec<Problem>) {
     }
 }
 
-/// The first topic that no relay serves, and how many more there are.
-fn unserved(all: &[Unrouted]) -> Option<String> {
-    let (first, others) = all.split_first()?;
-    let (what, why, next) = (first.what(), &first.why, &first.next_step);
-    let more = and_more(others.len());
-    Some(format!("{what}{more}, because {why}: {next}"))
-}
-
-fn and_more(topics: usize) -> String {
+/// In words, how many topics there are beside one.
+pub(crate) fn and_more(topics: usize) -> String {
     match topics {
         0 => String::new(),
         count => format!(" (and {count} more such topics)"),

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::engine::claim::sql::claim::Topic;
-use crate::engine::observe::unrouted::Unrouted;
 use crate::log;
 use crate::operate::sql::depths::Depths;
 use crate::status::ReasonCode;
@@ -13,6 +12,34 @@ use crate::status::ReasonCode;
 const AGAIN: Duration = Duration::from_secs(600);
 /// The most log lines for one count. The next count logs the others.
 const MOST_LINES: usize = 10;
+
+/// The messages of one topic and named destination that no active relay serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Unrouted {
+    pub(super) topic: Topic,
+    waiting: i64,
+    /// `NO_ROUTE` or `UNKNOWN_TOPIC`.
+    pub(super) code: ReasonCode,
+    pub(super) why: String,
+    /// What to do, as an imperative.
+    pub(super) next_step: String,
+}
+
+impl Unrouted {
+    /// `no relay serves the topic order.paid: 7 messages wait`
+    pub(super) fn what(&self) -> String {
+        let Topic { topic, destination } = &self.topic;
+        let to = match destination.as_str() {
+            "" => String::new(),
+            name => format!(" for the destination {name:?}"),
+        };
+        let messages = match self.waiting {
+            1 => "1 message waits".to_owned(),
+            count => format!("{count} messages wait"),
+        };
+        format!("no relay serves the topic {topic:?}{to}: {messages}")
+    }
+}
 
 /// All topics without a relay, the most messages first.
 pub(super) fn unrouted(depths: &Depths) -> Vec<Unrouted> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crossbeam_channel::bounded;
 
-use super::{health, is_free_to_claim, look};
+use super::{health, look};
 use crate::builder::Dispatchers;
 use crate::clock::BootTime;
 use crate::config::Config;
@@ -22,6 +22,7 @@ use crate::engine::serves::configured::Configured;
 use crate::engine::serves::routes::Routes;
 use crate::engine::settle::sql::settle::Claim;
 use crate::error::DatabaseError;
+use crate::operate::counts::is_free_to_claim;
 use crate::sql::range::Range;
 
 /// The state of a relay without threads, with a lease and without a listener.

@@ -1,47 +1,10 @@
-//! Messages that no active relay serves, and topics that nobody wants.
+//! Topics that nobody wants.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::engine::claim::sql::claim::Topic;
 use crate::lock::lock;
-use crate::status::ReasonCode;
-
-/// The messages of one topic and named destination that no active relay serves.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Unrouted {
-    pub(crate) topic: Topic,
-    pub(crate) waiting: i64,
-    /// `NO_ROUTE` or `UNKNOWN_TOPIC`.
-    pub(crate) code: ReasonCode,
-    pub(crate) why: String,
-    /// What to do, as an imperative.
-    pub(crate) next_step: String,
-}
-
-/// A topic whose messages end without a subscriber, in words.
-#[derive(Debug, Clone)]
-pub(crate) struct Unwanted {
-    pub(crate) what: String,
-    pub(crate) next_step: String,
-}
-
-impl Unrouted {
-    /// `no relay serves the topic order.paid: 7 messages wait`
-    pub(crate) fn what(&self) -> String {
-        let Topic { topic, destination } = &self.topic;
-        let to = match destination.as_str() {
-            "" => String::new(),
-            name => format!(" for the destination {name:?}"),
-        };
-        let messages = match self.waiting {
-            1 => "1 message waits".to_owned(),
-            count => format!("{count} messages wait"),
-        };
-        format!("no relay serves the topic {topic:?}{to}: {messages}")
-    }
-}
 
 /// The most topics that are remembered.
 const MOST_TOPICS: usize = 1000;

@@ -8,7 +8,7 @@ use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 
-use super::lease::{is_not_over, leases};
+use crate::engine::lease::sql::lease::{is_not_over, leases};
 use crate::name::OutboxName;
 use crate::sql::functions::{MaybeJson, clock_timestamp};
 use crate::sql::table::lease;
