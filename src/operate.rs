@@ -16,6 +16,7 @@ pub(crate) mod pauses;
 pub(crate) mod replay;
 pub(crate) mod server;
 pub(crate) mod sql;
+pub(crate) mod states;
 pub(crate) mod tail;
 pub(crate) mod topics;
 pub(crate) mod waiting;

@@ -46,7 +46,6 @@ pub use crate::doctor::migrations::{
 pub use crate::endpoints::public_error::{PUBLIC_ERRORS, TOKEN_WORDS};
 pub use crate::endpoints::sql::served::RefusedEndpoint;
 pub use crate::endpoints::sql::subscribers::Freed;
-pub use crate::engine::observe::health::DestinationState;
 pub use crate::engine::serves::sql::topics::KnownTopic;
 pub use crate::operate::counts::DepthGauges;
 pub use crate::operate::dead_letters::{
@@ -76,6 +75,7 @@ pub use crate::operate::sql::payloads::StoredPayload;
 pub use crate::operate::sql::requests::{Keyed, Known};
 pub use crate::operate::sql::status::{LeaseRow, Work};
 pub use crate::operate::sql::troubles::{StatusCount, TroubleCount};
+pub use crate::operate::states::{DestinationState, destinations as destination_states, held};
 pub use crate::operate::tail::{Tail, TailFilter};
 pub use crate::operate::topics::{
     LiveTopic, TopicChange, TopicError, change_topics, freed_by, known_topics, routed_topics,
@@ -224,12 +224,6 @@ pub fn record_dropped_lines(count: u64) {
     counter!(LOG_DROPPED).absolute(count);
 }
 
-/// The state of each destination and each group of handlers. The entry with an empty name is the application's own
-/// dispatcher.
-pub fn destination_states(relay: &RelayHandle) -> Vec<DestinationState> {
-    relay.destinations()
-}
-
 /// What a relay's claims and settles cost since its start.
 #[derive(Debug, Clone, Copy)]
 pub struct Statements {
@@ -251,11 +245,6 @@ pub fn statements(stats: &Stats) -> Statements {
         settles: stats.settles,
         continued: stats.continued,
     }
-}
-
-/// Why a destination's messages are held by this relay alone.
-pub fn held(relay: &RelayHandle, destination: &str) -> Option<String> {
-    relay.held(destination)
 }
 
 /// Reports a reload that failed, in the relay's health.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::shared::{Reload, Shared};
 use super::{Incarnation, Launch, ShutdownError, StartError, Stats};
 use crate::engine::claim::custody::Waited;
-use crate::engine::observe::health::{DestinationState, Health};
+use crate::engine::observe::health::Health;
 use crate::engine::observe::monitor;
 use crate::lock::lock;
 use crate::log;
@@ -198,19 +198,6 @@ impl RelayHandle {
     /// ```
     pub fn health(&self) -> Health {
         monitor::health(&self.shared())
-    }
-
-    /// The state of each destination and each group of handlers. The entry with an empty name is the application's
-    /// own dispatcher.
-    pub(crate) fn destinations(&self) -> Vec<DestinationState> {
-        monitor::destinations(&self.shared())
-    }
-
-    /// Why this relay cannot send to a destination, for a reason of its own: this machine lacks something, or the proxy
-    /// fails. The destination's messages wait, and use no attempts. Also for one that is registered. `None`: no such
-    /// reason.
-    pub(crate) fn held(&self, name: &str) -> Option<String> {
-        monitor::held(&self.shared(), name)
     }
 
     /// Updates the gauges of the relay's state in memory. The relay also updates them every second. Call this method

@@ -179,22 +179,3 @@ impl fmt::Display for Problem {
         write!(f, "{}: {}", self.kind, self.what)
     }
 }
-
-/// The current state of one destination of a relay.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DestinationState {
-    /// The name of the destination. Empty for the application's own dispatcher.
-    pub name: String,
-    /// The threads that send to the destination.
-    pub threads: usize,
-    /// The threads that are sending now.
-    pub busy: usize,
-    /// The claimed messages that wait for a thread.
-    pub queued: usize,
-    /// The messages for the destination that this relay has claimed and not yet settled.
-    pub in_flight: usize,
-    /// `flowing`, `trying` (one test send before all others), `paused`, `breaker_open`, or `held`: this relay cannot send,
-    /// for a reason of its own.
-    pub state: &'static str,
-}

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::RecvTimeoutError;
 use metrics::Gauge;
 
-use super::health::{DestinationState, Health, Problem, ProblemKind};
+use super::health::{Health, Problem, ProblemKind};
 use crate::engine::claim::sql::claim::Topic;
 use crate::engine::host::shared::{Reload, Shared};
 use crate::engine::host::threads::{MARGIN, Post, State};
@@ -52,7 +52,7 @@ pub(crate) fn patience(shared: &Shared) -> Duration {
 }
 
 /// The number of messages of a bulkhead in flight.
-fn in_flight_of(shared: &Shared, bulkhead: &Bulkhead) -> usize {
+pub(crate) fn in_flight_of(shared: &Shared, bulkhead: &Bulkhead) -> usize {
     match bulkhead.serves {
         Serves::Members(_) => {
             let held = shared.custody.of_members();
@@ -269,18 +269,6 @@ fn cannot_send(shared: &Shared, code: ReasonCode) -> Option<String> {
     ))
 }
 
-/// Why this relay cannot send to a destination, for a reason of its own.
-pub(crate) fn held(shared: &Shared, name: &str) -> Option<String> {
-    let own = shared.bulkheads.iter().find(|one| *one.name == *name);
-    match own {
-        Some(bulkhead) => Some(bulkhead.gate.trouble()?.what),
-        None => {
-            let mut of_members = shared.directory.troubles().into_iter();
-            Some(of_members.find(|(one, _)| **one == *name)?.1.what)
-        }
-    }
-}
-
 /// The problem with the database or the outbox.
 fn database(state: &State) -> Option<(ProblemKind, String)> {
     let (_, first) = state.troubles().next()?;
@@ -330,19 +318,6 @@ fn stuck_sending(bulkhead: &Bulkhead, count: usize, of: usize, longest: Duration
 
 fn seconds(duration: Duration) -> String {
     format!("{} s", duration.as_secs())
-}
-
-/// The state of each destination.
-pub(crate) fn destinations(shared: &Shared) -> Vec<DestinationState> {
-    let state = |bulkhead: &Bulkhead| DestinationState {
-        name: bulkhead.name.to_string(),
-        threads: bulkhead.limits.concurrency,
-        busy: shared.threads.busy(bulkhead.number),
-        queued: bulkhead.jobs.len(),
-        in_flight: in_flight_of(shared, bulkhead),
-        state: bulkhead.gate.standing().as_str(),
-    };
-    shared.in_use().map(state).collect()
 }
 
 /// Sets the gauges of the relay's state in memory, all to 0 once the relay has ended.
