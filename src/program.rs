@@ -25,11 +25,11 @@ use crate::name::OutboxName;
 use crate::operate::bulk::Bulk;
 use crate::operate::sql::audit;
 use crate::operate::sql::dead::DeadFilter;
+use crate::operate::sql::place::Place;
 use crate::operate::sql::waiting::WaitingFilter;
 use crate::operate::waiting::Note;
 use crate::outbox::sql::waiting::MessageRef;
 use crate::sql::pinned::pinned;
-use crate::sql::place::Place;
 use crate::status::ReasonCode;
 
 pub use crate::config::admin::Admin;

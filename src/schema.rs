@@ -77,6 +77,7 @@
 //! `time`, select `created_at.at_time_zone("UTC")`, a `Timestamp`, which loads as
 //! [`SystemTime`](std::time::SystemTime).
 
+pub(crate) mod rfc3339;
 mod tables;
 pub(crate) mod values;
 

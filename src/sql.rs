@@ -19,7 +19,6 @@ pub(crate) mod functions;
 pub(crate) mod live;
 pub(crate) mod looking;
 pub(crate) mod pinned;
-pub(crate) mod place;
 pub(crate) mod range;
 pub(crate) mod statement;
 pub(crate) mod table;

@@ -26,6 +26,8 @@ pub(crate) mod messages;
 #[cfg(feature = "relay")]
 pub(crate) mod payloads;
 #[cfg(feature = "relay")]
+pub(crate) mod place;
+#[cfg(feature = "relay")]
 pub(crate) mod replay;
 #[cfg(feature = "relay")]
 pub(crate) mod requests;

@@ -10,8 +10,9 @@ use super::sql::tail;
 use crate::engine::serves::routes::matches_any;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
+use crate::operate::sql::place::Place;
+use crate::schema::values::as_micros;
 use crate::sql::pinned::pinned;
-use crate::sql::place::{Place, as_micros};
 
 /// The entries that one statement reads.
 const PAGE: usize = 1_000;

@@ -13,7 +13,7 @@ use crate::message::Sequence;
 use crate::status::{ReasonCode, Status};
 
 /// 2000-01-01, from which PostgreSQL counts, in microseconds since 1970.
-pub(crate) const BEGIN_MICROS: i64 = 946_684_800_000_000;
+const BEGIN_MICROS: i64 = 946_684_800_000_000;
 
 /// Types that are texts in the database. A text that this version does not know is an error.
 macro_rules! texts {
@@ -112,5 +112,25 @@ pub(crate) fn to_micros(time: PgTimestamp) -> i64 {
     match time.0 {
         i64::MIN | i64::MAX => time.0,
         micros => micros.saturating_add(BEGIN_MICROS),
+    }
+}
+
+/// Converts microseconds since 1970 to PostgreSQL's time. The smallest value is `-infinity`, the largest `infinity`.
+pub(crate) fn from_micros(micros: i64) -> PgTimestamp {
+    match micros {
+        i64::MIN | i64::MAX => PgTimestamp(micros),
+        micros => PgTimestamp(micros.saturating_sub(BEGIN_MICROS).max(EARLIEST)),
+    }
+}
+
+/// The earliest time that PostgreSQL can store, in 4714 BC.
+const EARLIEST: i64 = -211_813_488_000_000_000;
+
+/// Microseconds since 1970.
+pub(crate) fn as_micros(time: SystemTime) -> i64 {
+    let micros = |duration: Duration| i64::try_from(duration.as_micros()).unwrap_or(i64::MAX);
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => micros(after),
+        Err(before) => -micros(before.duration()),
     }
 }

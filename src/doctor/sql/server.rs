@@ -11,11 +11,10 @@ use diesel::sql_types::{Array, BigInt, Double, Nullable, Text};
 use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, select};
 
 use crate::name::OutboxName;
-use crate::schema::values::to_micros;
+use crate::schema::values::{as_micros, to_micros};
 use crate::setup::sql::catalogue::pg_settings;
 use crate::sql::functions::{clock_timestamp, current_schemas, pg_is_in_recovery, text_or};
 use crate::sql::pinned;
-use crate::sql::place::as_micros;
 use crate::sql::statement::unprepared_statement;
 
 /// How far the server's clock is ahead of this machine's, and the error of this measurement, in seconds. The

@@ -24,11 +24,11 @@ use crate::endpoints::endpoint::Endpoint;
 use crate::engine::serves::routes::matches_any;
 use crate::filter::{Filter, FilterOutcome, evaluate};
 use crate::name::OutboxName;
+use crate::schema::values::{as_micros, from_micros};
 use crate::sql::absent::all_endpoints;
 use crate::sql::functions::{JsonText, MaybeJson, all_of, clock_timestamp, coalesce, given};
 use crate::sql::looking::{looking, looking_for};
 use crate::sql::open_part;
-use crate::sql::place::{as_micros, from_micros};
 use crate::sql::statement::{unprepared, unprepared_statement};
 use crate::sql::table::{endpoint, ledger, outbox};
 

@@ -23,8 +23,8 @@ use crate::hand::Hand;
 use crate::message::{Message, digest};
 use crate::name::OutboxName;
 use crate::own_topics::{DEAD, DISABLED, FAILING, OPENED, PAUSED, RECOVERED, is_own};
+use crate::schema::rfc3339::rfc3339;
 use crate::sql::functions::{Json, JsonText, clock_timestamp};
-use crate::sql::place::rfc3339;
 use crate::sql::table::outbox;
 use crate::status::ReasonCode;
 

@@ -25,7 +25,7 @@ use crate::endpoints::endpoint::{Endpoint, EndpointState};
 use crate::endpoints::sql::filter::filter;
 use crate::hand::{Hand, PausedBy};
 use crate::name::OutboxName;
-use crate::schema::values::system_time;
+use crate::schema::values::{from_micros, system_time};
 use crate::setup::sql::catalogue::pages_of;
 use crate::sql::absent::{all_endpoints, all_endpoints_text};
 use crate::sql::functions::{
@@ -33,7 +33,6 @@ use crate::sql::functions::{
     pg_relation_size, to_regclass,
 };
 use crate::sql::paused;
-use crate::sql::place::from_micros;
 use crate::sql::statement::statement;
 use crate::sql::table::endpoint;
 

@@ -9,10 +9,9 @@ use diesel::sql_types::{Bool, Integer, Interval, Timestamptz};
 use diesel::{PgConnection, QueryDsl, Queryable, RunQueryDsl, select};
 
 use crate::name::OutboxName;
-use crate::schema::values::to_micros;
+use crate::schema::values::{from_micros, to_micros};
 use crate::sql::LONGEST_AGE;
 use crate::sql::functions::{clock_timestamp, interval};
-use crate::sql::place::from_micros;
 use crate::sql::statement::unprepared_statement;
 use crate::sql::table::part;
 

@@ -17,6 +17,8 @@ use diesel::{
 use uuid::Uuid;
 
 use crate::name::OutboxName;
+use crate::operate::sql::place::Place;
+use crate::schema::rfc3339::Rfc3339;
 use crate::schema::values::to_micros;
 use crate::sql::absent::all_endpoints;
 use crate::sql::functions::{
@@ -24,7 +26,6 @@ use crate::sql::functions::{
     pg_advisory_xact_lock, pg_try_advisory_xact_lock,
 };
 use crate::sql::pinned::pinned;
-use crate::sql::place::{Place, Rfc3339};
 use crate::sql::table::{audit as acts, endpoint};
 use crate::words::words;
 

@@ -11,10 +11,10 @@ use diesel::{PgConnection, select};
 
 use super::messages::{self, Content, MessageRecord};
 use crate::name::OutboxName;
-use crate::schema::values::{MaybeTime, Time, to_micros};
+use crate::operate::sql::place::Place;
+use crate::schema::values::{MaybeTime, Time, from_micros, to_micros};
 use crate::sql::functions::{JsonText, MaybeJson, TimeAndSequence, clock_timestamp, shown_key};
 use crate::sql::looking::looking;
-use crate::sql::place::{Place, from_micros};
 use crate::sql::statement::unprepared;
 use crate::sql::table::ledger;
 

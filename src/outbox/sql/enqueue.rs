@@ -17,8 +17,8 @@ use uuid::Uuid;
 
 use crate::message::{Due, NewMessage};
 use crate::name::OutboxName;
+use crate::schema::values::from_micros;
 use crate::sql::digest_of;
-use crate::sql::place::from_micros;
 use crate::sql::statement::{Statement, unprepared_statement};
 
 /// A message, and the digest of its content.

@@ -10,9 +10,9 @@ use diesel::{PgConnection, delete, insert_into, update};
 use crate::engine::serves::routes::{Serves, matches_any};
 use crate::name::OutboxName;
 use crate::own_topics::is_own;
+use crate::schema::rfc3339::Rfc3339;
 use crate::sql::functions::{On, clock_timestamp};
 use crate::sql::looking::looking_briefly;
-use crate::sql::place::Rfc3339;
 use crate::sql::table::topic;
 
 /// The kind of the topics that an application has declared.

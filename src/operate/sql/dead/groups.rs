@@ -9,8 +9,8 @@ use diesel::{PgConnection, RunQueryDsl};
 use super::{DeadCondition, DeadFilter, is_meant};
 use crate::message::Sequence;
 use crate::name::OutboxName;
+use crate::schema::rfc3339::Rfc3339;
 use crate::sql::looking::looking;
-use crate::sql::place::Rfc3339;
 use crate::sql::statement::unprepared;
 use crate::sql::table::dead;
 

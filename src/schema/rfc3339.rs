@@ -1,84 +1,9 @@
-//! A place in a list that is read page by page.
-
-use std::fmt;
-use std::str::FromStr;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+//! Times as text.
 
 use diesel::deserialize::{self, FromSql, FromSqlRow};
 use diesel::pg::data_types::PgTimestamp;
 use diesel::pg::{Pg, PgValue};
 use diesel::sql_types::{Nullable, Timestamptz};
-
-use crate::schema::values::BEGIN_MICROS;
-use crate::words::UnknownWord;
-
-/// Microseconds since 1970.
-pub(crate) fn as_micros(time: SystemTime) -> i64 {
-    let micros = |duration: Duration| i64::try_from(duration.as_micros()).unwrap_or(i64::MAX);
-    match time.duration_since(UNIX_EPOCH) {
-        Ok(after) => micros(after),
-        Err(before) => -micros(before.duration()),
-    }
-}
-
-/// The end of a page of a list. The next page continues after it, even if rows were added or removed meanwhile.
-/// Its text form fits into a link or a flag.
-///
-/// ```
-/// use diesel_outbox::admin::Place;
-///
-/// let place: Place = "1763755200123456.42".parse()?;
-/// assert_eq!(place.to_string(), "1763755200123456.42");
-/// # Ok::<(), diesel_outbox::UnknownWord>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
-    /// Microseconds since 1970.
-    pub(crate) micros: i64,
-    pub(crate) sequence: i64,
-}
-
-impl Place {
-    /// The place before all rows of this time.
-    pub(crate) fn before(micros: i64) -> Self {
-        let sequence = i64::MIN;
-        Self { micros, sequence }
-    }
-
-    /// The place in the types of a row's columns.
-    pub(crate) fn of_row(self) -> (PgTimestamp, i64) {
-        (from_micros(self.micros), self.sequence)
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.micros, self.sequence)
-    }
-}
-
-impl FromStr for Place {
-    type Err = UnknownWord;
-
-    fn from_str(text: &str) -> Result<Self, UnknownWord> {
-        let parts = text.split_once('.');
-        let parsed = parts.and_then(|(micros, sequence)| {
-            Some(Self {
-                micros: micros.parse().ok()?,
-                sequence: sequence.parse().ok()?,
-            })
-        });
-        parsed.ok_or_else(|| UnknownWord::new("place", text))
-    }
-}
-
-/// Converts microseconds since 1970 to PostgreSQL's time. The smallest value is `-infinity`, the largest `infinity`.
-pub(crate) fn from_micros(micros: i64) -> PgTimestamp {
-    match micros {
-        i64::MIN | i64::MAX => PgTimestamp(micros),
-        micros => PgTimestamp(micros.saturating_sub(BEGIN_MICROS).max(EARLIEST)),
-    }
-}
 
 /// A time as text, formatted by [`rfc3339`].
 #[derive(Debug, FromSqlRow)]
@@ -153,17 +78,14 @@ fn date(days: i64) -> (i64, i64, i64) {
     (period * 400 + year + next_year, month, day)
 }
 
-/// The earliest time that PostgreSQL can store, in 4714 BC.
-const EARLIEST: i64 = -211_813_488_000_000_000;
-
 #[cfg(test)]
 mod tests {
     use diesel::sql_types::{BigInt, Text};
     use diesel::{PgConnection, RunQueryDsl, sql_query};
 
-    use super::super::tests::Outbox;
     use super::*;
-    use crate::schema::values::to_micros;
+    use crate::schema::values::{from_micros, to_micros};
+    use crate::sql::tests::Outbox;
 
     #[derive(Debug, diesel::QueryableByName)]
     struct Row {
