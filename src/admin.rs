@@ -30,7 +30,7 @@ pub use crate::doctor::migrations::{check_schema, migration_sql};
 pub use crate::endpoints::sql::missed::Bulked;
 pub use crate::endpoints::sql::rows::EndpointCounts;
 pub use crate::endpoints::sql::served::Unserved;
-pub use crate::engine::lease::sql::lease::SilentRelay;
+pub use crate::endpoints::sql::silent::SilentRelay;
 pub use crate::engine::send::sql::pause::Pausable;
 pub use crate::operate::bulk::{Bulk, cancel_all, retry_all};
 pub use crate::operate::dead_letters::{discard, matching_dead_letters, requeue};

@@ -16,7 +16,7 @@ use crate::endpoints::sql::served;
 use crate::engine::directory::Roster;
 use crate::engine::host::database::{Answer, record_news};
 use crate::engine::host::session::Session;
-use crate::engine::lease::sql::lease::{self, LeaseId};
+use crate::engine::lease::sql::lease::LeaseId;
 use crate::engine::send::gate::News;
 use crate::engine::send::sql::pause;
 use crate::hand::Hand;
@@ -187,7 +187,7 @@ impl Rows for Session {
     }
 
     fn publish_refusals(&mut self, lease: LeaseId, refuses: Option<String>) -> Answer<()> {
-        self.run(|conn, name| lease::publish_refusals(conn, name, lease, refuses.as_deref()))
+        self.run(|conn, name| served::publish_refusals(conn, name, lease, refuses.as_deref()))
     }
 
     fn tell_pause_of(&mut self, row: AsSeen<'_>, news: News) -> Answer<Tried<()>> {

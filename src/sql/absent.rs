@@ -43,11 +43,10 @@ mod tests {
     use diesel::connection::SimpleConnection;
     use uuid::Uuid;
 
-    use super::super::paused;
     use super::super::pinned::{located, look_for_endpoints, pin};
     use super::super::tests::Outbox;
     use crate::endpoints::sql::rows::{self, AsSeen, WhichEndpoint};
-    use crate::endpoints::sql::{failing, registrations, verification};
+    use crate::endpoints::sql::{failing, paused, registrations, verification};
     use crate::endpoints::sql::{removed, served, subscribers};
     use crate::engine::claim::sql::glance;
     use crate::engine::lease::sql::lease::{self, Registration};

@@ -331,14 +331,3 @@ impl ToSql<diesel::sql_types::Json, Pg> for Json<'_> {
         Ok(IsNull::No)
     }
 }
-/// Escapes the text for LIKE.
-pub(crate) fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        if matches!(c, '%' | '_' | '\\') {
-            escaped.push('\\');
-        }
-        escaped.push(c);
-    }
-    escaped
-}

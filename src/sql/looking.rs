@@ -56,18 +56,6 @@ pub(crate) fn looking_briefly<T>(
     }
 }
 
-/// The same with a limit, which `None` does not have.
-pub(crate) fn looking_for<T>(
-    conn: &mut PgConnection,
-    left: Option<Duration>,
-    look: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
-) -> QueryResult<Option<T>> {
-    match left {
-        Some(left) => looking_briefly(conn, left, look),
-        None => looking(conn, None, look).map(Some),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -37,6 +37,18 @@ macro_rules! equal {
     };
 }
 
+/// Escapes the text for LIKE.
+pub(crate) fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '%' | '_' | '\\') {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
 /// Whether a row is of this registration of a destination, or of none.
 macro_rules! is_of_registration {
     ($table:ident, $registration:expr) => {{

@@ -27,7 +27,7 @@ use crate::name::OutboxName;
 use crate::schema::values::{as_micros, from_micros};
 use crate::sql::absent::all_endpoints;
 use crate::sql::functions::{JsonText, MaybeJson, all_of, clock_timestamp, coalesce, given};
-use crate::sql::looking::{looking, looking_for};
+use crate::sql::looking::{looking, looking_briefly};
 use crate::sql::open_part;
 use crate::sql::statement::{unprepared, unprepared_statement};
 use crate::sql::table::{endpoint, ledger, outbox};
@@ -369,4 +369,16 @@ fn place(
     .bind::<Array<BigInt>, _>(missed.iter().map(|one| one.place).collect::<Vec<_>>())
     .bind::<Text, _>(operator)
     .execute(conn)
+}
+
+/// Runs read-only statements for at most the time that is left; `None`: without a limit.
+pub(crate) fn looking_for<T>(
+    conn: &mut PgConnection,
+    left: Option<Duration>,
+    look: impl FnOnce(&mut PgConnection) -> QueryResult<T>,
+) -> QueryResult<Option<T>> {
+    match left {
+        Some(left) => looking_briefly(conn, left, look),
+        None => looking(conn, None, look).map(Some),
+    }
 }

@@ -20,19 +20,19 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::paused;
 use crate::config::{Auth, DeliveryPolicy, PolicyOption, Rate, Verification, words};
 use crate::endpoints::endpoint::{Endpoint, EndpointState};
-use crate::endpoints::sql::filter::filter;
+use crate::endpoints::sql::filter::{escaped, filter};
 use crate::hand::{Hand, PausedBy};
 use crate::name::OutboxName;
 use crate::schema::values::{from_micros, system_time};
 use crate::setup::sql::catalogue::pages_of;
 use crate::sql::absent::{all_endpoints, all_endpoints_text};
 use crate::sql::functions::{
-    Json, MaybeJson, On, all_of, clock_timestamp, escaped, given, interval, length,
-    pg_relation_size, to_regclass,
+    Json, MaybeJson, On, all_of, clock_timestamp, given, interval, length, pg_relation_size,
+    to_regclass,
 };
-use crate::sql::paused;
 use crate::sql::statement::statement;
 use crate::sql::table::endpoint;
 

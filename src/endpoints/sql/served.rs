@@ -3,22 +3,23 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
-use diesel::PgConnection;
 use diesel::dsl::not;
 use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 use diesel::sql_types::Text;
+use diesel::{PgConnection, update};
 
 use super::removed::removed_of;
+use super::silent::SilentRelay;
 use super::subscribers;
-use crate::engine::lease::sql::lease::{SilentRelay, is_not_over, leases, stands_by};
+use crate::engine::lease::sql::lease::{LeaseId, is_not_over, leases, stands_by};
 use crate::engine::serves::routes::{Refuses, Routes, Serves, matches_any, nearest_pattern};
 use crate::engine::serves::sql::topics::{
     self, KnownTopic, Patterns, correct_or_declare, did_you_mean,
 };
 use crate::name::OutboxName;
 use crate::sql::absent::{all_endpoints, all_endpoints_text};
-use crate::sql::functions::MaybeJson;
+use crate::sql::functions::{Json, MaybeJson};
 use crate::sql::statement::unprepared_statement;
 use crate::sql::table::{endpoint, lease};
 use crate::status::ReasonCode;
@@ -505,6 +506,20 @@ pub struct RefusedEndpoint {
     pub relay: String,
     /// Whether another active relay serves the destination. If none does, its messages wait.
     pub is_served: bool,
+}
+
+/// Records which endpoints the relay of this lease refuses.
+pub(crate) fn publish_refusals(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    id: LeaseId,
+    refuses: Option<&str>,
+) -> QueryResult<()> {
+    update(leases(name))
+        .filter(lease::id.eq(id.0))
+        .set(lease::refuses.eq(refuses.map(Json)))
+        .execute(conn)
+        .map(drop)
 }
 
 /// The endpoints that an active relay refuses, each once, by name. Those that no active relay serves come

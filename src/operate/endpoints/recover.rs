@@ -5,6 +5,7 @@ use std::time::SystemTime;
 
 use diesel::PgConnection;
 
+use crate::endpoints::sql::missed::looking_for;
 use crate::endpoints::sql::missed::{self, Bulked};
 use crate::endpoints::sql::rows::{self as store, EndpointRow};
 use crate::endpoints::{EndpointError, Endpoints};
@@ -15,7 +16,6 @@ use crate::operate::sql::dead::{self, DeadFilter};
 use crate::operate::sql::messages::LetterId;
 use crate::operate::sql::waiting::{self, WaitingFilter};
 use crate::operate::waiting::Note;
-use crate::sql::looking::looking_for;
 
 /// Which messages [`Endpoints::recover`] sends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -16,13 +16,14 @@ use diesel::{
 };
 use uuid::Uuid;
 
+use crate::endpoints::sql::filter::escaped;
 use crate::name::OutboxName;
 use crate::operate::sql::place::Place;
 use crate::schema::rfc3339::Rfc3339;
 use crate::schema::values::to_micros;
 use crate::sql::absent::all_endpoints;
 use crate::sql::functions::{
-    TimeAndSequence, all_of, clock_timestamp, escaped, given, hashtextextended, interval,
+    TimeAndSequence, all_of, clock_timestamp, given, hashtextextended, interval,
     pg_advisory_xact_lock, pg_try_advisory_xact_lock,
 };
 use crate::sql::pinned::pinned;

@@ -11,6 +11,7 @@ use diesel::sql_types::{BigInt, Text};
 use diesel::{NullableExpressionMethods, PgConnection, select};
 
 use crate::endpoints::sql::failing;
+use crate::endpoints::sql::silent::silent;
 use crate::engine::claim::sql::claim::{Position, Stream, Topic};
 use crate::engine::claim::sql::streams;
 use crate::engine::lease::sql::lease::{self as relays, stands_by};
@@ -56,7 +57,7 @@ impl LeaseRow {
 }
 
 pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<LeaseRow>> {
-    let silent = relays::silent(conn, name)?;
+    let silent = silent(conn, name)?;
     #[allow(clippy::cast_precision_loss, reason = "times are short")]
     let seconds = |from: PgTimestamp, to: PgTimestamp| to.0.saturating_sub(from.0) as f64 / 1e6;
     type StatusRow = (

@@ -9,7 +9,6 @@
 //! So the lock only shows which lease to check. The row keeps two relays from sending one message: whenever a relay
 //! sends, it has read its row less than `takeover_after` ago.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -158,20 +157,6 @@ pub(crate) fn register(
     })
 }
 
-/// Records which members the relay of this lease refuses.
-pub(crate) fn publish_refusals(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    id: LeaseId,
-    refuses: Option<&str>,
-) -> QueryResult<()> {
-    update(leases(name))
-        .filter(lease::id.eq(id.0))
-        .set(lease::refuses.eq(refuses.map(Json)))
-        .execute(conn)
-        .map(drop)
-}
-
 /// Renews a valid lease. `false`: the lease has ended, or has expired and will be ended. `takeover_after` is set if the
 /// relay's session holds the lease's lock; `listener` is the server process of the relay's listener.
 pub(crate) fn renew(
@@ -288,62 +273,6 @@ pub(crate) fn shorten(
         .set(lease::expires_at.eq(soon))
         .returning(lease::id)
         .get_results(conn)
-}
-
-/// A relay whose lease is still valid, but whose heartbeat has stopped: the relay was killed, its machine hangs, or it has lost
-/// its database. Its lease expires, and other relays take its messages over.
-///
-/// ```
-/// let reason = diesel_outbox::admin::WaitReason::NoRelay {
-///     disabled: None,
-///     silent: Some(diesel_outbox::admin::SilentRelay { relay: "shop/7".to_owned(), seconds: 25 }),
-/// };
-/// assert_eq!(reason.to_string(), "no relay: the heartbeat of shop/7 has stopped: the last one was 25 s ago");
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SilentRelay {
-    /// The name of the relay.
-    pub relay: String,
-    /// Seconds since its last heartbeat.
-    pub seconds: u64,
-}
-
-impl fmt::Display for SilentRelay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { relay, seconds } = self;
-        write!(
-            f,
-            "the heartbeat of {relay} has stopped: the last one was {seconds} s ago"
-        )
-    }
-}
-
-/// The valid leases of silent relays: the lease has missed two renewals, or nobody holds its lock. A standby server does not
-/// see the locks.
-///
-/// Text: PostgreSQL's catalogue, and the arithmetic of times.
-pub(crate) fn silent(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-) -> QueryResult<HashMap<i64, SilentRelay>> {
-    let rows: Vec<(i64, String, i64)> = unprepared_statement(format!(
-        "SELECT l.id, l.relay, extract(epoch FROM clock_timestamp() - l.renewed_at)::bigint
-           FROM {lease} l
-          WHERE NOT l.ended AND l.expires_at > clock_timestamp()
-            AND (l.expires_at < clock_timestamp() + (clock_timestamp() - l.renewed_at) / 2
-                 OR (l.takeover_after IS NOT NULL AND NOT pg_is_in_recovery() AND l.id NOT IN (
-                     SELECT k.classid::bigint << 32 | k.objid::bigint FROM pg_locks k
-                      WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.granted
-                        AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database()))))",
-        lease = name.lease()
-    ))
-    .giving::<(BigInt, Text, BigInt)>()
-    .load(conn)?;
-    let silent = rows.into_iter().map(|(id, relay, seconds)| {
-        let seconds = u64::try_from(seconds).unwrap_or(0);
-        (id, SilentRelay { relay, seconds })
-    });
-    Ok(silent.collect())
 }
 
 /// The leases that hold messages in a part of the outbox.
