@@ -79,10 +79,6 @@ pub(crate) const OUTBOX_NUMBER: &str = "to_regclass($1)::oid::bigint::bit(32)::i
 /// Notifies all relays of the outbox named $1, on the channel of `outbox_wake`.
 pub(crate) const NOTIFY: &str = "pg_notify('outbox_' || to_regclass($1)::oid::text, '')";
 
-/// A thousand years. PostgreSQL cannot count much further back.
-pub(crate) const LONGEST_AGE: std::time::Duration =
-    std::time::Duration::from_secs(1000 * 365 * 24 * 3600);
-
 /// Milliseconds for a `bigint` parameter. Settings are far below the largest `bigint`.
 pub(crate) fn millis(duration: std::time::Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)

@@ -9,12 +9,13 @@ use diesel::{
     BoolExpressionMethods, ExpressionMethods, PgConnection, RunQueryDsl, insert_into, select,
 };
 
+use crate::setup::sql::catalogue::has_table_privilege;
 use crate::setup::sql::inspect::has_column;
-use crate::sql::functions::{has_table_privilege, to_regclass};
+use crate::sql::functions::{LONGEST, to_regclass};
+use crate::sql::millis;
 use crate::sql::pinned::located_by_default;
 use crate::sql::statement::{statement, unprepared_statement};
 use crate::sql::table::inbox;
-use crate::sql::{LONGEST_AGE, millis};
 
 /// Records a message as handled. `false`: the message was already recorded. If an open transaction has recorded the
 /// message, this waits for its end.
@@ -54,7 +55,7 @@ pub(crate) struct ForgettingHandled {
 
 impl ForgettingHandled {
     pub(crate) fn new(table: String, age: Duration) -> Self {
-        let age = i64::try_from(age.min(LONGEST_AGE).as_micros()).unwrap_or(i64::MAX);
+        let age = i64::try_from(age.min(LONGEST).as_micros()).unwrap_or(i64::MAX);
         Self {
             table,
             age: PgInterval::from_microseconds(age),

@@ -97,31 +97,6 @@ extern "SQL" {
     #[sql_name = "pg_catalog.to_regclass"]
     fn to_regclass(name: Text) -> Nullable<diesel::sql_types::Oid>;
 
-    /// The function with this name and these types; null if there is none.
-    #[sql_name = "pg_catalog.to_regprocedure"]
-    fn to_regprocedure(name: Text) -> Nullable<diesel::sql_types::Oid>;
-
-    /// The SQL name of a type. `modifier`: the type's length or precision.
-    #[sql_name = "pg_catalog.format_type"]
-    fn format_type(
-        of: diesel::sql_types::Oid,
-        modifier: Nullable<diesel::sql_types::Integer>,
-    ) -> Text;
-
-    #[sql_name = "pg_catalog.current_database"]
-    fn current_database() -> Text;
-
-    /// Whether this role has the privilege on a database.
-    #[sql_name = "pg_catalog.has_database_privilege"]
-    fn has_database_privilege(database: Text, privilege: Text) -> Bool;
-
-    /// Whether this role has the privilege on a table; null if there is no table.
-    #[sql_name = "pg_catalog.has_table_privilege"]
-    fn has_table_privilege(
-        table: Nullable<diesel::sql_types::Oid>,
-        privilege: Text,
-    ) -> Nullable<Bool>;
-
     /// Takes the lock if it is free or this session's, and keeps it until the session ends.
     #[sql_name = "pg_catalog.pg_try_advisory_lock"]
     fn pg_try_advisory_lock(key: BigInt) -> Bool;
@@ -137,18 +112,6 @@ extern "SQL" {
     #[sql_name = "pg_catalog.pg_advisory_xact_lock"]
     fn pg_advisory_xact_lock(key: BigInt) -> Text;
 
-    /// The rows inserted into a table since statistics began; null if there is no table.
-    #[sql_name = "pg_catalog.pg_stat_get_tuples_inserted"]
-    fn pg_stat_get_tuples_inserted(table: Nullable<diesel::sql_types::Oid>) -> Nullable<BigInt>;
-
-    /// The rows deleted from a table since statistics began; null if there is no table.
-    #[sql_name = "pg_catalog.pg_stat_get_tuples_deleted"]
-    fn pg_stat_get_tuples_deleted(table: Nullable<diesel::sql_types::Oid>) -> Nullable<BigInt>;
-
-    /// The size of a table in bytes.
-    #[sql_name = "pg_catalog.pg_relation_size"]
-    fn pg_relation_size(table: Nullable<diesel::sql_types::Oid>) -> Nullable<BigInt>;
-
     /// A setting of the session or of the server.
     #[sql_name = "pg_catalog.current_setting"]
     fn current_setting(name: Text) -> Text;
@@ -160,14 +123,6 @@ extern "SQL" {
     /// The server process of the connection.
     #[sql_name = "pg_catalog.pg_backend_pid"]
     fn pg_backend_pid() -> diesel::sql_types::Integer;
-
-    /// Whether the server is a standby.
-    #[sql_name = "pg_catalog.pg_is_in_recovery"]
-    fn pg_is_in_recovery() -> Bool;
-
-    /// The schemas of the search path.
-    #[sql_name = "pg_catalog.current_schemas"]
-    fn current_schemas(with_implicit: Bool) -> Array<Text>;
 }
 
 /// The idempotency key to show for a row: the message id if the caller gave no key.

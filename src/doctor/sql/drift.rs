@@ -11,10 +11,9 @@ use diesel::{BoolExpressionMethods, ExpressionMethods, PgConnection, RunQueryDsl
 
 use super::suffixes;
 use crate::name::OutboxName;
+use crate::setup::sql::catalogue::{current_database, has_database_privilege, pg_is_in_recovery};
 use crate::setup::sql::migrate::{STEPS, creation_like};
-use crate::sql::functions::{
-    current_database, current_setting, has_database_privilege, pg_is_in_recovery, to_regclass,
-};
+use crate::sql::functions::{current_setting, to_regclass};
 use crate::sql::looking::looking;
 use crate::sql::statement::{statement, unprepared_statement};
 

@@ -12,8 +12,8 @@ use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl, select};
 
 use crate::name::OutboxName;
 use crate::schema::values::{as_micros, to_micros};
-use crate::setup::sql::catalogue::pg_settings;
-use crate::sql::functions::{clock_timestamp, current_schemas, pg_is_in_recovery, text_or};
+use crate::setup::sql::catalogue::{current_schemas, pg_is_in_recovery, pg_settings};
+use crate::sql::functions::{clock_timestamp, text_or};
 use crate::sql::pinned;
 use crate::sql::statement::unprepared_statement;
 

@@ -10,8 +10,9 @@ use diesel::{PgConnection, RunQueryDsl};
 
 use super::suffixes;
 use crate::name::OutboxName;
+use crate::sql::functions::LONGEST;
+use crate::sql::millis;
 use crate::sql::statement::unprepared_statement;
-use crate::sql::{LONGEST_AGE, millis};
 
 /// A table as autovacuum sees it.
 #[derive(Debug, diesel::Queryable)]
@@ -154,7 +155,7 @@ pub(crate) fn kept(
                     pg_total_relation_size(to_regclass($1))) AS bytes) s"
     ))
     .bind::<Text, _>(table)
-    .bind::<BigInt, _>(millis(age.min(LONGEST_AGE)))
+    .bind::<BigInt, _>(millis(age.min(LONGEST)))
     .giving::<(Bool, Text, BigInt)>()
     .get_result(conn)
     .map(Some)

@@ -27,11 +27,10 @@ use crate::endpoints::sql::filter::{escaped, filter};
 use crate::hand::{Hand, PausedBy};
 use crate::name::OutboxName;
 use crate::schema::values::{from_micros, system_time};
-use crate::setup::sql::catalogue::pages_of;
+use crate::setup::sql::catalogue::{pages_of, pg_relation_size};
 use crate::sql::absent::{all_endpoints, all_endpoints_text};
 use crate::sql::functions::{
-    Json, MaybeJson, On, all_of, clock_timestamp, given, interval, length, pg_relation_size,
-    to_regclass,
+    Json, MaybeJson, On, all_of, clock_timestamp, given, interval, length, to_regclass,
 };
 use crate::sql::statement::statement;
 use crate::sql::table::endpoint;

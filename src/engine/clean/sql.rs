@@ -10,7 +10,6 @@ use diesel::{PgConnection, QueryDsl, Queryable, RunQueryDsl, select};
 
 use crate::name::OutboxName;
 use crate::schema::values::{from_micros, to_micros};
-use crate::sql::LONGEST_AGE;
 use crate::sql::functions::{clock_timestamp, interval};
 use crate::sql::statement::unprepared_statement;
 use crate::sql::table::part;
@@ -34,7 +33,7 @@ pub(crate) fn rotate(
     retention: Duration,
 ) -> QueryResult<Turned> {
     unprepared_statement(format!("SELECT * FROM {}($1)", name.rotate()))
-        .bind::<Interval, _>(interval(retention.min(LONGEST_AGE)))
+        .bind::<Interval, _>(interval(retention))
         .giving::<(Integer, Bool)>()
         .get_result(conn)
 }

@@ -6,11 +6,10 @@ use diesel::{
 };
 
 use crate::name::OutboxName;
-use crate::setup::sql::catalogue::pg_inherits;
-use crate::sql::functions::{
-    clock_timestamp, date_part, pg_stat_get_tuples_deleted, pg_stat_get_tuples_inserted,
-    to_regclass,
+use crate::setup::sql::catalogue::{
+    pg_inherits, pg_stat_get_tuples_deleted, pg_stat_get_tuples_inserted,
 };
+use crate::sql::functions::{clock_timestamp, date_part, to_regclass};
 
 /// Rows that all relays and applications have written since PostgreSQL's statistics began. The numbers are
 /// about a second old, and include rows that were rolled back. Before PostgreSQL 15, they lack the last rows of sessions

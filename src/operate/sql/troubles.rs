@@ -13,8 +13,10 @@ use diesel::{ExpressionMethods, NullableExpressionMethods, PgConnection, QueryDs
 
 use super::depths::{COUNTED_PAGES, Care, PATIENCE, lanes, of_lane, rows_of_each, sample};
 use crate::name::OutboxName;
-use crate::setup::sql::catalogue::{self, pages_of, pg_class, pg_inherits};
-use crate::sql::functions::{has_table_privilege, pg_relation_size, to_regclass};
+use crate::setup::sql::catalogue::{
+    self, has_table_privilege, pages_of, pg_class, pg_inherits, pg_relation_size,
+};
+use crate::sql::functions::to_regclass;
 use crate::sql::looking::{looking, looking_briefly};
 use crate::sql::statement::{unprepared, unprepared_statement};
 use crate::sql::table::{messages, outbox};

@@ -1,7 +1,9 @@
-//! Tables of PostgreSQL's catalogue for Diesel's query builder. Columns of the type `name` are declared as `Text`.
+//! Tables of PostgreSQL's catalogue, and functions that ask it, for Diesel's query builder. Columns of the type `name` are
+//! declared as `Text`.
 
 #[cfg(feature = "relay")]
 use diesel::PgConnection;
+use diesel::declare_sql_function;
 #[cfg(feature = "relay")]
 use diesel::prelude::{
     CombineDsl, ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl,
@@ -10,9 +12,10 @@ use diesel::prelude::{
 use diesel::result::QueryResult;
 #[cfg(feature = "relay")]
 use diesel::select;
+use diesel::sql_types::{Bool, Nullable, Text};
 
 #[cfg(feature = "relay")]
-use crate::sql::functions::{pg_relation_size, to_regclass};
+use crate::sql::functions::to_regclass;
 
 diesel::table! {
     /// Columns of tables and indexes.
@@ -66,6 +69,54 @@ diesel::table! {
         /// The value in a new session.
         reset_val -> Nullable<Text>,
     }
+}
+
+#[declare_sql_function]
+extern "SQL" {
+    /// The function with this name and these types; null if there is none.
+    #[sql_name = "pg_catalog.to_regprocedure"]
+    fn to_regprocedure(name: Text) -> Nullable<diesel::sql_types::Oid>;
+
+    /// The SQL name of a type. `modifier`: the type's length or precision.
+    #[sql_name = "pg_catalog.format_type"]
+    fn format_type(
+        of: diesel::sql_types::Oid,
+        modifier: Nullable<diesel::sql_types::Integer>,
+    ) -> Text;
+
+    #[sql_name = "pg_catalog.current_database"]
+    fn current_database() -> Text;
+
+    /// Whether this role has the privilege on a database.
+    #[sql_name = "pg_catalog.has_database_privilege"]
+    fn has_database_privilege(database: Text, privilege: Text) -> Bool;
+
+    /// Whether this role has the privilege on a table; null if there is no table.
+    #[sql_name = "pg_catalog.has_table_privilege"]
+    fn has_table_privilege(
+        table: Nullable<diesel::sql_types::Oid>,
+        privilege: Text,
+    ) -> Nullable<Bool>;
+
+    /// The rows inserted into a table since statistics began; null if there is no table.
+    #[sql_name = "pg_catalog.pg_stat_get_tuples_inserted"]
+    fn pg_stat_get_tuples_inserted(table: Nullable<diesel::sql_types::Oid>) -> Nullable<BigInt>;
+
+    /// The rows deleted from a table since statistics began; null if there is no table.
+    #[sql_name = "pg_catalog.pg_stat_get_tuples_deleted"]
+    fn pg_stat_get_tuples_deleted(table: Nullable<diesel::sql_types::Oid>) -> Nullable<BigInt>;
+
+    /// The size of a table in bytes.
+    #[sql_name = "pg_catalog.pg_relation_size"]
+    fn pg_relation_size(table: Nullable<diesel::sql_types::Oid>) -> Nullable<BigInt>;
+
+    /// Whether the server is a standby.
+    #[sql_name = "pg_catalog.pg_is_in_recovery"]
+    fn pg_is_in_recovery() -> Bool;
+
+    /// The schemas of the search path.
+    #[sql_name = "pg_catalog.current_schemas"]
+    fn current_schemas(with_implicit: Bool) -> Array<Text>;
 }
 
 /// Converts bytes to pages.

@@ -12,8 +12,10 @@ use diesel::{
 use super::{columns, setting, table_exists};
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::setup::sql::catalogue::{pg_attribute, pg_class, pg_inherits};
-use crate::sql::functions::{format_type, to_regclass, to_regprocedure};
+use crate::setup::sql::catalogue::{
+    format_type, pg_attribute, pg_class, pg_inherits, to_regprocedure,
+};
+use crate::sql::functions::to_regclass;
 use crate::sql::looking::looking;
 use crate::sql::statement::statement;
 use crate::sql::table::{
