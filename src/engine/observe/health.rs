@@ -43,15 +43,6 @@ pub struct Problem {
     pub what: String,
 }
 
-/// The probes that a problem fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Touches {
-    Life,
-    Readiness,
-    /// The problem fails no probe.
-    Nothing,
-}
-
 words! {
     /// The kinds of problems. The names are stable: they are the label `problem` of the metric
     /// `diesel_outbox_problem`.
@@ -120,17 +111,21 @@ words! {
     }
 }
 
-impl ProblemKind {
-    fn touches(self) -> Touches {
-        match self {
-            Self::ThreadEnded | Self::DatabaseStuck | Self::SendersStuck | Self::NoProgress => {
-                Touches::Life
-            }
-            Self::NoDatabase | Self::NoLease | Self::Schema | Self::Stopping => Touches::Readiness,
-            _ => Touches::Nothing,
-        }
-    }
-}
+/// The problems of a relay that is not live.
+const OF_LIFE: [ProblemKind; 4] = [
+    ProblemKind::ThreadEnded,
+    ProblemKind::DatabaseStuck,
+    ProblemKind::SendersStuck,
+    ProblemKind::NoProgress,
+];
+
+/// The problems of a relay that is live and not ready.
+const OF_READINESS: [ProblemKind; 4] = [
+    ProblemKind::NoDatabase,
+    ProblemKind::NoLease,
+    ProblemKind::Schema,
+    ProblemKind::Stopping,
+];
 
 impl Health {
     pub(super) fn new(problems: Vec<Problem>) -> Self {
@@ -139,12 +134,12 @@ impl Health {
 
     /// Whether the relay is live, that is, needs no restart. For a liveness probe.
     pub fn is_live(&self) -> bool {
-        !self.has(Touches::Life)
+        !self.has_any(&OF_LIFE)
     }
 
     /// Whether the relay is live and either delivers or stands by. For a readiness probe.
     pub fn is_ready(&self) -> bool {
-        self.is_live() && !self.has(Touches::Readiness)
+        self.is_live() && !self.has_any(&OF_READINESS)
     }
 
     /// All problems, the worst first, including the problems that fail no probe.
@@ -152,10 +147,8 @@ impl Health {
         &self.problems
     }
 
-    fn has(&self, touched: Touches) -> bool {
-        self.problems
-            .iter()
-            .any(|problem| problem.kind.touches() == touched)
+    fn has_any(&self, kinds: &[ProblemKind]) -> bool {
+        self.problems.iter().any(|one| kinds.contains(&one.kind))
     }
 }
 
