@@ -103,7 +103,7 @@ fn listen(shared: &Shared, mut listener: Listener) -> Result<(), DatabaseError> 
             asking(shared, || listener.prove())?;
             answered = Instant::now();
         }
-        let is_news = listener.notifications() > 0;
+        let is_news = listener.has_news();
         if is_news {
             sleep.interrupt();
             shared.metrics.notified.increment(1);

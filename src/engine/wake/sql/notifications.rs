@@ -56,8 +56,8 @@ pub(crate) struct Listener {
     pub(crate) is_awake: bool,
     /// Whether this session holds the lock that makes inserts notify.
     pub(crate) has_lock: bool,
-    /// Notifications that arrived and are not reported yet.
-    heard: usize,
+    /// A notification has arrived and is not reported yet.
+    has_heard: bool,
     /// The server process of this session.
     pub(crate) backend: Backend,
     /// Whether a pooler seems to be between this process and the server. A pooler passes notifications only if each
@@ -122,7 +122,7 @@ impl Listener {
             awake,
             is_awake: false,
             has_lock: false,
-            heard: 0,
+            has_heard: false,
             backend,
             is_pooled,
         }))
@@ -205,16 +205,16 @@ impl Listener {
         other: BorrowedFd<'_>,
         time: Duration,
     ) -> Result<(), DatabaseError> {
-        self.heard += self.raw.notifications();
-        if self.heard > 0 {
-            return Ok(());
+        self.has_heard |= self.raw.take_notifications();
+        match self.has_heard {
+            true => Ok(()),
+            false => self.raw.wait(Some(other), time),
         }
-        self.raw.wait(Some(other), time)
     }
 
-    /// The number of notifications since the last call.
-    pub(crate) fn notifications(&mut self) -> usize {
-        std::mem::take(&mut self.heard) + self.raw.notifications()
+    /// Whether a notification has arrived since the last call.
+    pub(crate) fn has_news(&mut self) -> bool {
+        self.raw.take_notifications() | std::mem::take(&mut self.has_heard)
     }
 }
 
@@ -338,9 +338,11 @@ impl Raw {
         }
     }
 
-    fn notifications(&mut self) -> usize {
-        let pq = &mut self.pq;
-        std::iter::from_fn(|| pq.take_notification().then_some(())).count()
+    /// Whether there was any.
+    fn take_notifications(&mut self) -> bool {
+        let is_any = self.pq.take_notification();
+        while self.pq.take_notification() {}
+        is_any
     }
 
     fn error(&self) -> DatabaseError {
