@@ -24,7 +24,6 @@ pub use self::handle::RelayHandle;
 pub use self::stats::Stats;
 pub use super::observe::observer::{Observer, Settled};
 
-use self::ending::held;
 use self::running::Running;
 use self::settings::Settings;
 use self::shared::{Parts, Shared, Signals};
@@ -46,7 +45,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// A relay from its start to its end. A reload makes a new incarnation.
 pub(crate) struct Incarnation {
     shared: Arc<Shared>,
-    /// A channel that holds `Running`, except while a thread starts the threads or shuts the relay down.
+    /// A channel that holds `Running`, except while a thread starts the threads or shuts the relay down. Others wait for it with a
+    /// deadline of their own.
     running: Arc<(Sender<Running>, Receiver<Running>)>,
     /// The process that has the threads.
     process: u32,
@@ -98,6 +98,9 @@ impl Incarnation {
             threads: Vec::new(),
             log: None,
         };
+        let held = bounded(1);
+        // Never full: the channel is new and has one place.
+        let _ = held.0.try_send(running);
         let launch = Launch {
             work,
             registration,
@@ -106,7 +109,7 @@ impl Incarnation {
         };
         let prepared = Self {
             shared: Arc::new(Shared::new(parts, lease, signals)),
-            running: Arc::new(held(running)),
+            running: Arc::new(held),
             process: std::process::id(),
         };
         Ok((prepared, launch))

@@ -305,8 +305,8 @@ impl Database for Session {
             found => found,
         };
         let took = began.elapsed();
-        let seen = self.glance(lease, moment, asks)?;
-        let (mut seen, mut shortened) = (seen, Vec::new());
+        let mut seen = self.glance(lease, moment, asks)?;
+        let mut shortened = Vec::new();
         if seen.glance.is_any_over {
             (shortened, seen.glance) = self.run(|conn, name| {
                 let shortened = lease::shorten(conn, name, lease)?;
@@ -314,21 +314,14 @@ impl Database for Session {
                 Ok((shortened, glance::at_leases(conn, name, lease)?))
             })?;
         }
-        let Glance {
-            now,
-            is_active,
-            server,
-            ended,
-            ..
-        } = seen.glance;
         Ok(Surveyed {
             streams: found,
             took,
             shortened,
-            ended,
-            is_active,
-            time: now,
-            server,
+            ended: seen.glance.ended,
+            is_active: seen.glance.is_active,
+            time: seen.glance.now,
+            server: seen.glance.server,
             paused: seen.paused,
             marks: seen.marks,
         })

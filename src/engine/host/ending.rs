@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded};
-
 use super::running::{HEARTBEAT, Running};
 use super::threads::State;
 use super::{Incarnation, ShutdownError};
@@ -121,13 +119,4 @@ impl Drop for Incarnation {
             log::error!(event = "shutdown_failed", error:% = error; "the relay was dropped, but did not shut down cleanly: {error}");
         }
     }
-}
-
-/// A channel that contains `running`. One thread at a time can take `running`; others wait for it with a deadline of
-/// their own.
-pub(super) fn held(running: Running) -> (Sender<Running>, Receiver<Running>) {
-    let (back, held) = bounded(1);
-    // Never full: the channel is new and has one place.
-    let _ = back.try_send(running);
-    (back, held)
 }

@@ -109,7 +109,10 @@ fn find_of_threads(shared: &Shared, state: &State, found: &mut Vec<Problem>) {
     let watch = &state.watch;
     for post in Post::needed() {
         if let Some(stayed) = watch.stuck(shared.threads.in_database(post)) {
-            let what = stuck_in_database(post.as_str(), stayed);
+            let (post, stayed) = (post.as_str(), seconds(stayed));
+            let what = format!(
+                "the {post} has waited for the database for {stayed}, far beyond its statement limit, because the server, a proxy or the network hangs: restart the relay if this continues"
+            );
             add(found, ProblemKind::DatabaseStuck, what);
         }
     }
@@ -280,13 +283,6 @@ fn database(state: &State) -> Option<(ProblemKind, String)> {
     let (lasts, threads) = (seconds(first.lasts()), threads.join(", "));
     let what = format!("no database for {lasts} ({threads}): {}", first.error);
     Some((ProblemKind::NoDatabase, what))
-}
-
-fn stuck_in_database(thread: &str, stayed: Duration) -> String {
-    format!(
-        "the {thread} has waited for the database for {}, far beyond its statement limit, because the server, a proxy or the network hangs: restart the relay if this continues",
-        seconds(stayed)
-    )
 }
 
 fn stuck_handlers(bulkhead: &Bulkhead, handlers: &dyn Calls) -> (ProblemKind, String) {
