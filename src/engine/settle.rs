@@ -287,27 +287,70 @@ impl<'a, D: Database> Settler<'a, D> {
         let took = now.saturating_duration_since(began);
         shared.metrics.settle_seconds.record(took.as_secs_f64());
         self.splits.took(kind, took);
-        let changed: HashSet<i64> = written.changed.into_iter().collect();
         let unfinished = Unfinished(written.unfinished.into_iter().collect());
         let ended = group.iter().filter(|one| !unfinished.has(one));
         let ended: Vec<&Settlement> = ended.flat_map(Settlement::each).collect();
-        let missed: Vec<&Settlement> = ended
-            .iter()
-            .copied()
-            .filter(|one| !changed.contains(&one.sequence()))
-            .collect();
-        let settled_before = self.settled_before(&missed)?;
-        let (mut done, mut dead, mut conflicts) = (Vec::new(), Vec::new(), Vec::new());
-        for &settlement in &ended {
-            let sequence = settlement.sequence();
-            if written.in_conflict.contains(&sequence) {
-                dead.push(settlement.in_conflict());
-            } else if changed.contains(&sequence) || settled_before.contains(&sequence) {
-                done.push(settlement);
-            } else {
-                conflicts.push(settlement);
+        let settled = self.settled(&ended, written.changed)?;
+        self.report(kind, &ended, &settled, &written.in_conflict, now);
+        if matches!(kind, Kind::Split | Kind::Released) {
+            let topics = ended.iter().flat_map(|one| one.topics_before());
+            let topics = topics.chain(unfinished.topics(group));
+            // Parts with a key wait until their message is gone.
+            let keys = ended.iter().flat_map(|one| one.keys_before());
+            shared.tell_claimer(Told::Report(Report::Returned(Returned::new(topics, keys))));
+        } else {
+            look_at_the_next(shared, group, &seen_to);
+        }
+        if kind == Kind::Split {
+            // The new rows of the fan-out are ready to be claimed.
+            shared.signals.news.ring();
+        }
+        self.leave_custody(lease, &ended);
+        self.doubt_after_a_loss(lease, servers);
+        Ok(unfinished)
+    }
+
+    /// The sequences of those of these messages that are settled: `changed` by this statement, or by an earlier one that
+    /// is repeated now.
+    fn settled(
+        &mut self,
+        ended: &[&Settlement],
+        changed: Vec<i64>,
+    ) -> Result<HashSet<i64>, DatabaseError> {
+        let mut settled: HashSet<i64> = changed.into_iter().collect();
+        let mut traces = Vec::new();
+        for one in ended.iter().filter(|one| one.repeated) {
+            match one.kind() {
+                _ if settled.contains(&one.sequence()) => {}
+                Kind::Delivered | Kind::NoSubscriber | Kind::Dead | Kind::Cancelled => {
+                    traces.push(one.trace());
+                }
+                // An earlier retry or release leaves no trace, and counting it as done is harmless.
+                _ => _ = settled.insert(one.sequence()),
             }
         }
+        if !traces.is_empty() {
+            settled.extend(self.db.settled(self.after_refusal, &traces)?);
+        }
+        Ok(settled)
+    }
+
+    /// Counts and reports these messages: settled as they should be, settled as dead letters because they are
+    /// `in_conflict`, or no longer held by this lease.
+    fn report(
+        &mut self,
+        kind: Kind,
+        ended: &[&Settlement],
+        settled: &HashSet<i64>,
+        in_conflict: &[i64],
+        now: Instant,
+    ) {
+        let shared = self.shared;
+        let is_settled = |one: &&Settlement| settled.contains(&one.sequence());
+        let (settled, conflicts): (Vec<&Settlement>, Vec<_>) =
+            ended.iter().copied().partition(is_settled);
+        let is_dead = |one: &&Settlement| in_conflict.contains(&one.sequence());
+        let (dead, done): (Vec<&Settlement>, Vec<_>) = settled.into_iter().partition(is_dead);
         shared.count(|stats| {
             stats.settles += 1;
             stats.conflicts += conflicts.len() as u64;
@@ -329,66 +372,41 @@ impl<'a, D: Database> Settler<'a, D> {
         if kind == Kind::NoSubscriber {
             shared.unwanted.note(topics(), now);
         }
-        let is_undeclared = |one: &Settlement| {
+        let is_undeclared = |one: &&Settlement| {
             (one.failure()).is_some_and(|failure| failure.code == ReasonCode::UnknownTopic)
         };
-        if done.iter().any(|one| is_undeclared(one)) {
+        if done.iter().any(is_undeclared) {
             shared.undeclared.note(topics(), now);
         }
-        for settlement in done.into_iter().chain(&dead) {
-            self.tell(settlement, now);
-        }
+        done.into_iter().for_each(|one| self.tell(one, now));
+        dead.into_iter()
+            .for_each(|one| self.tell(&one.in_conflict(), now));
         self.tell_conflicts(&conflicts);
-        if matches!(kind, Kind::Split | Kind::Released) {
-            let topics = ended.iter().flat_map(|one| one.topics_before());
-            let topics = topics.chain(unfinished.topics(group));
-            // Parts with a key wait until their message is gone.
-            let keys = ended.iter().flat_map(|one| one.keys_before());
-            shared.tell_claimer(Told::Report(Report::Returned(Returned::new(topics, keys))));
-        } else {
-            look_at_the_next(shared, group, &seen_to);
-        }
-        if kind == Kind::Split {
-            // The new rows of the fan-out are ready to be claimed.
-            shared.signals.news.ring();
-        }
-        let custody = &shared.custody;
-        let prefetched = shared.prefetched(ended.iter().map(|one| one.to));
+    }
+
+    fn leave_custody(&self, lease: LeaseId, ended: &[&Settlement]) {
+        let custody = &self.shared.custody;
+        let prefetched = self.shared.prefetched(ended.iter().map(|one| one.to));
         match &self.topic_aside {
             None => {
                 let ended = ended.iter().map(|one| (one.claim(), one.to));
                 custody.settled(lease, ended, &prefetched);
             }
-            Some(topic) => custody.settled_aside(lease, topic, &ended, &prefetched),
+            Some(topic) => custody.settled_aside(lease, topic, ended, &prefetched),
         }
-        let lost = self.db.after().lost;
-        let is_without_answer = std::mem::replace(&mut self.lost, lost) != lost;
-        let is_in_doubt = is_without_answer || custody.servers() != servers;
-        // At the end of the relay, the lease ends, and other relays find what it may have left.
-        if is_in_doubt && !shared.is_stopping() {
-            // The server may have lost what it had settled and what this process no longer knows.
-            let lease = shared.lease.current().unwrap_or(lease);
-            custody.begin_doubt(lease, RanBy::NONE);
-        }
-        Ok(unfinished)
     }
 
-    /// The messages that an earlier settle had settled, among those that a repeated settle did not find.
-    fn settled_before(&mut self, missed: &[&Settlement]) -> Result<HashSet<i64>, DatabaseError> {
-        let (traced, untraced): (Vec<&Settlement>, Vec<_>) =
-            missed.iter().filter(|one| one.repeated).partition(|one| {
-                matches!(
-                    one.kind(),
-                    Kind::Delivered | Kind::NoSubscriber | Kind::Dead | Kind::Cancelled
-                )
-            });
-        // An earlier retry or release leaves no trace, and counting it as done is harmless.
-        let mut before: HashSet<i64> = untraced.iter().map(|one| one.sequence()).collect();
-        if !traced.is_empty() {
-            let traces: Vec<Trace> = traced.iter().map(|one| one.trace()).collect();
-            before.extend(self.db.settled(self.after_refusal, &traces)?);
+    /// Begins a doubt if a server was lost since there were so many `servers`: it may have lost what it had settled and
+    /// what this process no longer knows.
+    fn doubt_after_a_loss(&mut self, lease: LeaseId, servers: u64) {
+        let (shared, lost) = (self.shared, self.db.after().lost);
+        let is_without_answer = std::mem::replace(&mut self.lost, lost) != lost;
+        let is_in_doubt = is_without_answer || shared.custody.servers() != servers;
+        // At the end of the relay, the lease ends, and other relays find what it may have left.
+        if is_in_doubt && !shared.is_stopping() {
+            let lease = shared.lease.current().unwrap_or(lease);
+            shared.custody.begin_doubt(lease, RanBy::NONE);
         }
-        Ok(before)
     }
 
     /// Reports a settled message to the log, the metrics and the observers.
