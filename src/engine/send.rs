@@ -266,91 +266,108 @@ impl SenderThread<'_> {
     fn send_together(
         &self,
         dispatcher: &dyn Dispatcher,
-        jobs: Vec<Job>,
+        mut jobs: Vec<Job>,
     ) -> Result<(), NobodyListens> {
-        let gate = &self.desk.bulkhead.gate;
+        let (desk, gate) = (&self.desk, &self.desk.bulkhead.gate);
         let is_wanted = || jobs.iter().any(|job| self.may_send(job.lease));
         let Some(pass) = gate.guard(|| gate.admit(is_wanted)).flatten() else {
-            let mut jobs = jobs.into_iter();
-            return jobs.try_for_each(|job| {
-                let released = self.desk.settlement(job, Verdict::Released);
-                self.desk.outcomes.send(released)
-            });
+            let released = |job| desk.outcomes.send(desk.settlement(job, Verdict::Released));
+            return jobs.into_iter().try_for_each(released);
         };
         let sending = self.begin(jobs.iter().map(Job::len).sum());
         let each = jobs.iter().flat_map(Job::messages);
         each.for_each(|message| self.tell_sending(message));
         let began = Instant::now();
-        let (mut messages, mut runs, mut alone) = (Vec::new(), Vec::new(), Vec::new());
-        for mut job in jobs {
-            let unsent = |job: &Job| job.unsent.clone().or_else(|| self.unsent(job, began));
-            let unsent = job.each().find_map(unsent);
-            match unsent {
-                Some(verdict) if job.behind.is_empty() => {
-                    let settlement = self.desk.settlement(job, verdict);
-                    self.desk.outcomes.send(settlement)?;
-                    continue;
-                }
-                // A run that ends early is not one request.
-                Some(_) => {
-                    alone.push(Run::begin(job));
-                    continue;
-                }
-                None => runs.push((job.lease, job.len())),
+        let mut alone = self.take_unsent(&mut jobs, began)?;
+        let answered = match jobs.is_empty() {
+            true => {
+                gate.return_pass(&pass);
+                Answered::default()
             }
-            let behind = std::mem::take(&mut job.behind);
-            for job in std::iter::once(job).chain(behind) {
-                self.desk.metrics.waited(job.message.claimed, began);
-                messages.push(*job.message);
-            }
-        }
-        if messages.is_empty() {
-            gate.return_pass(&pass);
-            drop(sending);
-            return alone.into_iter().try_for_each(|run| self.send_alone(run));
-        }
-        let spans = Spans::of(&messages, &self.desk.bulkhead.name);
-        let outcomes = spans.within(|| dispatch_batch(dispatcher, &messages));
-        spans.end(&outcomes);
-        let latency = began.elapsed();
-        gate.guard(|| {
-            self.desk.learn(latency);
-            for (message, outcome) in messages.iter().zip(&outcomes) {
-                self.desk.tell_sent(message, outcome, latency);
-            }
-            match telling(runs.iter().map(|(_, count)| *count), &outcomes) {
-                Some(telling) => self.desk.record(&pass, telling),
-                None => gate.return_pass(&pass),
-            }
-        });
+            false => self.request(dispatcher, jobs, &pass, began),
+        };
         drop(sending);
-        let job = |message, lease| Job {
-            message: Box::new(message),
-            lease,
-            to: To::Bulkhead(self.desk.bulkhead.number),
-            member: None,
-            registration: None,
-            unsent: None,
-            terms: self.desk.bulkhead.limits.terms,
-            behind: Vec::new(),
-        };
-        let mut messages = messages.into_iter();
-        let run = |(lease, count)| {
-            let first = messages.next()?;
-            let behind = messages.by_ref().take(count - 1);
-            Some(Job {
-                behind: behind.map(|one| job(one, lease)).collect(),
-                ..job(first, lease)
-            })
-        };
-        let sent = runs.into_iter().filter_map(run).collect();
-        let conclude = |job, outcome| self.desk.concluded(job, outcome, latency);
-        let answered = Answered::new(sent, outcomes, &self.shared.bulkheads, conclude);
         for settlement in answered.settled {
-            self.desk.outcomes.send(settlement)?;
+            desk.outcomes.send(settlement)?;
         }
         alone.extend(answered.alone);
         alone.into_iter().try_for_each(|run| self.send_alone(run))
+    }
+
+    /// Settles the messages that must not be sent any more. Returns the runs with such a message: a run that ends early is
+    /// not one request.
+    fn take_unsent(
+        &self,
+        jobs: &mut Vec<Job>,
+        now: Instant,
+    ) -> Result<Vec<(Job, Run)>, NobodyListens> {
+        let mut alone = Vec::new();
+        for job in std::mem::take(jobs) {
+            let unsent = |job: &Job| job.unsent.clone().or_else(|| self.unsent(job, now));
+            let unsent = job.each().find_map(unsent);
+            match unsent {
+                None => jobs.push(job),
+                Some(verdict) if job.behind.is_empty() => {
+                    let settlement = self.desk.settlement(job, verdict);
+                    self.desk.outcomes.send(settlement)?;
+                }
+                Some(_) => alone.push(Run::begin(job)),
+            }
+        }
+        Ok(alone)
+    }
+
+    /// Makes one request with the messages of these runs, and reports its outcomes.
+    fn request(
+        &self,
+        dispatcher: &dyn Dispatcher,
+        jobs: Vec<Job>,
+        pass: &Pass,
+        began: Instant,
+    ) -> Answered {
+        let (desk, bulkhead) = (&self.desk, self.desk.bulkhead);
+        let (mut messages, mut runs) = (Vec::new(), Vec::new());
+        for mut job in jobs {
+            runs.push((job.lease, job.len()));
+            let behind = std::mem::take(&mut job.behind);
+            for job in std::iter::once(job).chain(behind) {
+                desk.metrics.waited(job.message.claimed, began);
+                messages.push(*job.message);
+            }
+        }
+        let spans = Spans::of(&messages, &bulkhead.name);
+        let outcomes = spans.within(|| dispatch_batch(dispatcher, &messages));
+        spans.end(&outcomes);
+        let latency = began.elapsed();
+        bulkhead.gate.guard(|| {
+            desk.learn(latency);
+            for (message, outcome) in messages.iter().zip(&outcomes) {
+                desk.tell_sent(message, outcome, latency);
+            }
+            match telling(runs.iter().map(|(_, count)| *count), &outcomes) {
+                Some(telling) => desk.record(pass, telling),
+                None => bulkhead.gate.return_pass(pass),
+            }
+        });
+        let mut messages = messages.into_iter();
+        let run = |(lease, count)| {
+            let mut each = messages.by_ref().take(count).map(|message| Job {
+                message: Box::new(message),
+                lease,
+                to: To::Bulkhead(bulkhead.number),
+                member: None,
+                registration: None,
+                unsent: None,
+                terms: bulkhead.limits.terms,
+                behind: Vec::new(),
+            });
+            let mut first = each.next()?;
+            first.behind = each.collect();
+            Some(first)
+        };
+        let sent = runs.into_iter().filter_map(run).collect();
+        let conclude = |job, outcome| desk.concluded(job, outcome, latency);
+        Answered::new(sent, outcomes, &self.shared.bulkheads, conclude)
     }
 
     /// Begins a send. The limit grows with `messages`, because a dispatcher may send them one after the other.
