@@ -31,24 +31,9 @@ use crate::sql::statement::statement;
 pub(crate) struct Parts {
     /// The destinations, in byte order.
     pub(crate) to: Vec<String>,
-    /// The registrations of the destinations, in the same order. `None`, or missing: that which has the name when the part
-    /// is placed, if any.
+    /// The registrations of the destinations, in the same order. `None`: that which has the name when the part is placed,
+    /// if any.
     pub(crate) registrations: Vec<Option<Uuid>>,
-}
-
-impl From<Vec<String>> for Parts {
-    fn from(to: Vec<String>) -> Self {
-        Self {
-            to,
-            registrations: Vec::new(),
-        }
-    }
-}
-
-impl Parts {
-    fn registration(&self, number: usize) -> Option<Uuid> {
-        self.registrations.get(number).copied().flatten()
-    }
 }
 
 /// A claimed message, and its parts.
@@ -112,7 +97,7 @@ type Held = (i64, i64, Option<String>, Option<String>);
 struct Taken<'a> {
     held: &'a Held,
     destinations: &'a [String],
-    registrations: Vec<Option<Uuid>>,
+    registrations: &'a [Option<Uuid>],
     is_last: bool,
 }
 
@@ -123,65 +108,17 @@ fn try_to_split(
     messages: &[Split<'_>],
     piece: Piece,
 ) -> QueryResult<Done> {
-    let parts_of: HashMap<i64, &Parts> = messages
-        .iter()
-        .map(|(claim, parts)| (claim.sequence, *parts))
-        .collect();
-    let mut held = lock(conn, name, lease, messages)?;
-    // Locked in the order of the sequences, and placed in that of the caller, who knows whose turn it is.
-    let turns = (0..).zip(messages);
-    let turns: HashMap<i64, usize> = turns.map(|(at, one)| (one.0.sequence, at)).collect();
-    held.sort_by_key(|one| turns.get(&one.0).copied());
     let mut done = Done::default();
-    let mut taken = Vec::new();
-    let mut left = piece;
-    for one in &held {
-        let (sequence, bytes, split_to, _) = one;
-        // Without a list the message would end with no part.
-        let Some(parts) = parts_of.get(sequence).copied() else {
-            continue;
-        };
-        let rest = behind(&parts.to, split_to.as_deref());
-        let first = parts.to.len() - rest.len();
-        let bytes = usize::try_from(*bytes).unwrap_or(usize::MAX).max(1);
-        // A part may exceed the bytes if it is the first of the piece.
-        let least = usize::from(left == piece);
-        let most = left.parts.min((left.bytes / bytes).max(least));
-        let count = rest.len().min(most);
-        left.parts -= count;
-        left.bytes = left.bytes.saturating_sub(bytes.saturating_mul(count));
-        if count == 0 && !rest.is_empty() {
-            done.unfinished.push((*sequence, split_to.clone()));
-            // No other message may go before: the pieces of one message follow one another.
-            (left.parts, left.bytes) = (0, 0);
-            continue;
-        }
-        taken.push(Taken {
-            held: one,
-            destinations: &rest[..count],
-            registrations: (first..first + count)
-                .map(|number| parts.registration(number))
-                .collect(),
-            is_last: count == rest.len(),
-        });
-    }
-    // Rows are written in one order by all relays.
-    taken.sort_by_key(|one| one.held.0);
+    let held = lock(conn, name, lease, messages)?;
+    let mut taken = take(&held, messages, piece, &mut done.unfinished);
     let digests = digests(conn, name, &taken)?;
     done.in_conflict = (existing(conn, name, &taken, &digests)?.into_iter())
         .filter_map(|(sequence, is_same)| (is_same == Some(false)).then_some(sequence))
         .collect();
     done.in_conflict.dedup();
     taken.retain(|one| !done.in_conflict.contains(&one.held.0));
-    let mut placed = 0;
-    for is_last in [true, false] {
-        placed += place(
-            conn,
-            name,
-            taken.iter().filter(|one| one.is_last == is_last),
-            is_last,
-        )?;
-    }
+    let (last, others): (Vec<_>, Vec<_>) = taken.iter().partition(|one| one.is_last);
+    let placed = place(conn, name, &last, true)? + place(conn, name, &others, false)?;
     let expected: usize = taken.iter().map(|one| one.destinations.len()).sum();
     // Another message has the place of a part. It must have the same content.
     let is_there = |(_, is_same): &(i64, Option<bool>)| *is_same == Some(true);
@@ -189,39 +126,61 @@ fn try_to_split(
         // A row that this transaction could not see was in the way: try again.
         return Err(Error::RollbackTransaction);
     }
-    for one in taken {
-        match one.is_last {
-            true => done.split.push(one.held.0),
-            false => {
-                let split_to = one
-                    .destinations
-                    .last()
-                    .cloned()
-                    .or_else(|| one.held.2.clone());
-                done.unfinished.push((one.held.0, split_to));
-            }
-        }
-    }
+    done.split = last.iter().map(|one| one.held.0).collect();
+    let last_placed = |one: &Taken<'_>| (one.held.0, one.destinations.last().cloned());
+    done.unfinished.extend(others.into_iter().map(last_placed));
     Ok(done)
 }
 
-/// The destinations after this one.
-fn behind<'a>(destinations: &'a [String], last: Option<&str>) -> &'a [String] {
-    match last {
-        Some(last) => &destinations[destinations.partition_point(|one| one.as_str() <= last)..],
-        None => destinations,
+/// The parts that fit into a piece, by the order of these messages: the caller knows whose turn it is. In the order of the
+/// sequences, because all relays write rows in one order. Adds the messages that get no part to `unfinished`.
+fn take<'a>(
+    held: &'a HashMap<i64, Held>,
+    messages: &[Split<'a>],
+    piece: Piece,
+    unfinished: &mut Vec<(i64, Option<String>)>,
+) -> Vec<Taken<'a>> {
+    let (mut taken, mut left) = (Vec::new(), piece);
+    for (claim, parts) in messages {
+        let Some(held) = held.get(&claim.sequence) else {
+            continue;
+        };
+        let (sequence, bytes, split_to, _) = held;
+        let is_placed = |one: &String| split_to.as_ref().is_some_and(|last| one <= last);
+        let first = parts.to.partition_point(is_placed);
+        let rest = parts.to.len() - first;
+        let bytes = usize::try_from(*bytes).unwrap_or(usize::MAX).max(1);
+        // A part may exceed the bytes if it is the first of the piece.
+        let least = usize::from(left == piece);
+        let count = rest.min(left.parts.min((left.bytes / bytes).max(least)));
+        left.parts -= count;
+        left.bytes = left.bytes.saturating_sub(bytes.saturating_mul(count));
+        if count == 0 && rest > 0 {
+            unfinished.push((*sequence, split_to.clone()));
+            // No other message may go before: the pieces of one message follow one another.
+            (left.parts, left.bytes) = (0, 0);
+            continue;
+        }
+        taken.push(Taken {
+            held,
+            destinations: &parts.to[first..first + count],
+            registrations: &parts.registrations[first..first + count],
+            is_last: count == rest,
+        });
     }
+    taken.sort_by_key(|one| one.held.0);
+    taken
 }
 
-/// Locks the messages that are still held by their claims, in the order of their sequences.
+/// Locks the messages that are still held by their claims, in the order of their sequences. Returns them by sequence.
 fn lock(
     conn: &mut PgConnection,
     name: &OutboxName,
     lease: LeaseId,
     messages: &[Split<'_>],
-) -> QueryResult<Vec<Held>> {
+) -> QueryResult<HashMap<i64, Held>> {
     let (_, sequences, claimed_at) = in_order(messages, |(claim, _)| *claim);
-    statement(format!(
+    let held: Vec<Held> = statement(format!(
         "SELECT o.sequence, (pg_column_size(o.payload) + coalesce(pg_column_size(o.headers), 0))::bigint,
                 o.split_to, o.idempotency_key
            FROM {outbox} o
@@ -234,7 +193,8 @@ fn lock(
     .bind::<BigInt, _>(lease.0)
     .bind::<Array<Timestamptz>, _>(claimed_at)
     .giving::<(BigInt, BigInt, Nullable<Text>, Nullable<Text>)>()
-    .load(conn)
+    .load(conn)?;
+    Ok(held.into_iter().map(|one| (one.0, one)).collect())
 }
 
 /// The digests of the messages that have an idempotency key.
@@ -300,12 +260,15 @@ fn existing(
 
 /// Places parts of locked messages. The messages are removed if these are their last parts; otherwise they record how
 /// far the fan-out is. Returns the number of new rows.
-fn place<'a>(
+fn place(
     conn: &mut PgConnection,
     name: &OutboxName,
-    taken: impl Iterator<Item = &'a Taken<'a>>,
+    taken: &[&Taken<'_>],
     is_last: bool,
 ) -> QueryResult<usize> {
+    if taken.is_empty() {
+        return Ok(0);
+    }
     let (mut sequences, mut destinations, mut split_to) = (Vec::new(), Vec::new(), Vec::new());
     let mut registrations = Vec::new();
     // The first and the last part of each message, counted from 1.
@@ -314,16 +277,12 @@ fn place<'a>(
         let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
         first.push(number(destinations.len() + 1));
         destinations.extend(one.destinations.iter().map(String::as_str));
-        registrations.extend_from_slice(&one.registrations);
+        registrations.extend_from_slice(one.registrations);
         last.push(number(destinations.len()));
         sequences.push(one.held.0);
         split_to.push(one.destinations.last().map(String::as_str));
     }
-    if sequences.is_empty() {
-        return Ok(0);
-    }
-    let insert = place_sql(name, is_last);
-    let insert = statement(insert)
+    let insert = statement(place_sql(name, is_last))
         .bind::<Array<BigInt>, _>(sequences)
         .bind::<Array<Text>, _>(destinations)
         .bind::<Array<Integer>, _>(first)

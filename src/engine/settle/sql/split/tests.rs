@@ -6,6 +6,13 @@ use diesel::pg::data_types::PgTimestamp;
 use super::*;
 use crate::sql::tests::Outbox;
 
+impl From<Vec<String>> for Parts {
+    fn from(to: Vec<String>) -> Self {
+        let registrations = vec![None; to.len()];
+        Self { to, registrations }
+    }
+}
+
 /// The parts of a fan-out: how often each destination has one.
 type Counts = Vec<(String, i64)>;
 
