@@ -12,6 +12,7 @@ use super::sql::jit::without_jit;
 use super::{CheckedSettings, RelayBuilder, settings_of};
 use crate::dispatch::{Failure, Outcome, caught};
 use crate::engine::claim::fate::Ways;
+use crate::engine::claim::sql::claim::Claimant;
 use crate::engine::directory::Reading;
 use crate::engine::host::StartError;
 use crate::engine::host::settings::Settings;
@@ -154,17 +155,20 @@ impl ByHand {
                 matches!(verdict, Verdict::Released).then(|| self.unrouted(&job.message));
             let settlement = Settlement::unsent(job, &self.bulkheads, verdict);
             let settle = Settle {
-                runs: None,
                 settings: &self.settings,
                 bulkheads: &self.bulkheads,
-                lease,
+                claimant: Claimant {
+                    lease,
+                    expired: &[],
+                    bytes: 0,
+                    runs: None,
+                    namesakes: None,
+                    read_to: None,
+                },
                 kind: settlement.kind(),
                 group: std::slice::from_ref(&settlement),
                 keys: &HashMap::new(),
                 closed: &[],
-                namesakes: None,
-                read_to: None,
-                bytes: 0,
                 piece: Piece::WHOLE,
             };
             let written = write_down(conn, &settle)?;

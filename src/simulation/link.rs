@@ -490,12 +490,8 @@ impl Database for Link<'_> {
                 return Err(self.loses());
             }
             let by = Claimant {
-                lease: settle.lease,
-                expired: &[],
-                bytes: settle.bytes,
-                runs: settle.runs,
-                namesakes: settle.namesakes,
                 read_to: None,
+                ..settle.claimant
             };
             let now = stage.database_now();
             let mut more = changes.clone();

@@ -1330,7 +1330,7 @@ impl Tables {
     ) -> Written {
         let (mut changed, mut in_conflict) = (Vec::new(), Vec::new());
         let (mut unfinished, mut most) = (Vec::new(), settle.piece.parts);
-        let is_held = |one: &Settlement| self.held(settle.lease, one.claim()).is_some();
+        let is_held = |one: &Settlement| self.held(settle.claimant.lease, one.claim()).is_some();
         let is_broken = |one: &&Settlement| {
             one.kind() == Kind::Delivered
                 && !one.behind.is_empty()
@@ -1339,7 +1339,7 @@ impl Tables {
         };
         let (split, whole): (Vec<&Settlement>, Vec<_>) = settle.group.iter().partition(is_broken);
         for one in split.into_iter().flat_map(Settlement::each) {
-            if let Some(row) = self.held(settle.lease, one.claim()) {
+            if let Some(row) = self.held(settle.claimant.lease, one.claim()) {
                 changes.rows.insert(row.sequence, Some(freed(row)));
             }
         }
@@ -1358,7 +1358,7 @@ impl Tables {
             }
             let row = match broken {
                 Some(Broken::SettlesUnfenced) => self.rows.get(&claim.sequence),
-                _ => self.held(settle.lease, claim),
+                _ => self.held(settle.claimant.lease, claim),
             };
             let Some(row) = row.cloned() else {
                 continue;

@@ -390,16 +390,8 @@ impl Database for Session {
             let written = self.run_with(after, |conn, _| write_down(conn, settle))?;
             return Ok((written, Batch::default()));
         }
-        let claimant = Claimant {
-            lease: settle.lease,
-            expired: &[],
-            bytes: settle.bytes,
-            runs: settle.runs,
-            namesakes: settle.namesakes,
-            read_to: settle.read_to,
-        };
         self.run_with(after, |conn, name| {
-            if let Some(done) = deliver_and_continue(conn, settle, claimant)? {
+            if let Some(done) = deliver_and_continue(conn, settle)? {
                 return Ok(done);
             }
             conn.transaction(|conn| {
@@ -411,7 +403,9 @@ impl Database for Session {
                 let keys: Vec<Key> = of_changed.cloned().collect();
                 let next = match keys.is_empty() {
                     true => Batch::default(),
-                    false => ordered::claim_next(conn, name, claimant, &keys, settle.closed)?,
+                    false => {
+                        ordered::claim_next(conn, name, settle.claimant, &keys, settle.closed)?
+                    }
                 };
                 Ok((written, next))
             })

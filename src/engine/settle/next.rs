@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet};
 use super::settlement::{Kind, Settlement};
 use super::written::{Settle, Written};
 use super::{Keys, Settler};
-use crate::engine::claim::sql::claim::{Batch, Runs};
+use crate::engine::claim::custody::Continuing;
+use crate::engine::claim::sql::claim::{Batch, Claimant, Runs};
 use crate::engine::claim::told::Told;
 use crate::engine::directory::Reading;
 use crate::engine::host::database::Database;
@@ -22,26 +23,10 @@ use crate::log;
 /// The most messages of one key that are claimed in a row while other messages wait for room.
 const MOST_IN_A_ROW: u32 = 100;
 
-impl<D: Database> Settler<'_, D> {
-    /// Hands claimed messages to the claimer.
-    fn hand_on(&self, next: Batch, lease: LeaseId) {
-        if next.claimed.is_empty() {
-            return;
-        }
-        let shared = self.shared;
-        let mut jobs = shared.took(next, lease, |_| Reading::NotAsked);
-        let continued: usize = jobs.iter().map(Job::len).sum();
-        shared.count(|stats| stats.continued += continued as u64);
-        // Bulkheads do not count the bytes of these messages while they wait for the claimer.
-        for job in jobs.iter_mut().filter(|job| job.unsent.is_some()) {
-            job.unload(&shared.bulkheads);
-        }
-        shared.tell_claimer(Told::Continued(jobs));
-    }
-
+impl<'a, D: Database> Settler<'a, D> {
     /// Settles a group and claims the next message of each ordering key whose first message is finished. Both happen in
-    /// one transaction, for deliveries in one statement, so that no other relay claims first. Also returns the messages after which the claimer need not
-    /// check the key.
+    /// one transaction, for deliveries in one statement, so that no other relay claims first. Also returns the messages
+    /// after which the claimer need not check the key.
     pub(super) fn settle_and_continue(
         &mut self,
         lease: LeaseId,
@@ -54,35 +39,26 @@ impl<D: Database> Settler<'_, D> {
         let mut settle = Settle {
             settings: &shared.settings,
             bulkheads: &shared.bulkheads,
-            lease,
+            claimant: Claimant {
+                lease,
+                expired: &[],
+                bytes: left_bytes(&shared.bulkheads),
+                runs: None,
+                namesakes: roster.namesakes(),
+                read_to: read_to.as_deref(),
+            },
             kind,
             group,
-            runs: None,
             keys: &HashMap::new(),
             closed: &[],
-            namesakes: roster.namesakes(),
-            read_to: read_to.as_deref(),
-            bytes: left_bytes(&shared.bulkheads),
             piece: self.splits.piece(),
         };
-        let mut rows = HashMap::new();
-        let mut in_a_row = HashMap::new();
-        // What is put aside is expected to fail, and its topic may not be claimed.
-        let may_continue = self.keys == Keys::Continue
-            && self.topic_aside.is_none()
-            && settle.bytes > 0
-            && may_continue(shared, lease);
         // Until the messages that this settle claims are in custody.
-        let continuing = may_continue.then(|| shared.custody.begin_continuing());
-        let continuing = continuing.flatten();
-        if continuing.is_some() {
-            for settlement in group {
-                if let Some((key, count)) = next_key(shared, settlement) {
-                    in_a_row.insert(key.clone(), count);
-                    rows.insert(settlement.sequence(), key);
-                }
-            }
-        }
+        let continuing = self.begin_continuing(settle.claimant);
+        let (mut rows, in_a_row) = match continuing {
+            Some(_) => next_keys(shared, group),
+            None => Default::default(),
+        };
         if rows.is_empty() {
             drop(continuing);
             let (written, _) = self.db.settle(self.after_refusal, &settle)?;
@@ -91,34 +67,63 @@ impl<D: Database> Settler<'_, D> {
         let has_full = !shared.policy().full.is_empty();
         let (closed, runs) = (shared.closed_topics(), shared.runs());
         (settle.keys, settle.closed) = (&rows, &closed);
-        settle.runs = runs.as_ref().map(|runs| runs as &dyn Runs);
+        settle.claimant.runs = runs.as_ref().map(|runs| runs as &dyn Runs);
         let result = self.db.settle(self.after_refusal, &settle);
         if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
             // The statement may have succeeded. The lease then holds messages unknown to this relay.
             (shared.custody).begin_doubt(lease, self.db.after().backend.into());
         }
-        let (written, mut next) = result?;
-        for one in &mut next.claimed {
-            let key = Key::of(&one.message).and_then(|key| in_a_row.get(&key));
-            one.message.in_a_row = key.map_or(0, |count| count + 1);
-        }
+        let (written, next) = result?;
         // A next message that was committed too late for this claim may have been skipped by the claimer meanwhile,
         // because the message was not yet the first of its key.
         let is_passed = shared.keyed_looks().has_looked_since(looks) || shared.policy().has_parts;
         let may_be_left = is_passed || next.is_cut || has_full;
-        let claimed: HashSet<Key> = next
-            .claimed
-            .iter()
-            .filter_map(|one| Key::of(&one.message))
-            .collect();
-        let seen_to = rows
-            .into_iter()
-            .filter(|(_, key)| claimed.contains(key) || !may_be_left)
-            .map(|(sequence, _)| sequence)
-            .collect();
-        self.hand_on(next, lease);
-        drop(continuing);
-        Ok((written, seen_to))
+        let claimed = self.hand_on(next, lease, &in_a_row);
+        rows.retain(|_, key| claimed.contains(key) || !may_be_left);
+        Ok((written, rows.into_keys().collect()))
+    }
+
+    /// Whether this settler may claim next messages under this lease, until the value is dropped.
+    fn begin_continuing(&self, by: Claimant<'_>) -> Option<Continuing<'a>> {
+        let shared = self.shared;
+        // What is put aside is expected to fail, and its topic may not be claimed.
+        let may_continue = self.keys == Keys::Continue
+            && self.topic_aside.is_none()
+            && by.bytes > 0
+            && !shared.is_stopping()
+            && shared.limit.is_none()
+            && shared.lease.current() == Some(by.lease);
+        let continuing = may_continue.then(|| shared.custody.begin_continuing());
+        continuing.flatten()
+    }
+
+    /// Hands claimed messages to the claimer. Returns their keys. `in_a_row`: how many messages of each key were claimed
+    /// before in a row.
+    fn hand_on<'k>(
+        &self,
+        mut next: Batch,
+        lease: LeaseId,
+        in_a_row: &'k HashMap<Key, u32>,
+    ) -> HashSet<&'k Key> {
+        let mut keys = HashSet::new();
+        for one in &mut next.claimed {
+            let key = Key::of(&one.message).and_then(|key| in_a_row.get_key_value(&key));
+            one.message.in_a_row = key.map_or(0, |(_, count)| count + 1);
+            keys.extend(key.map(|(key, _)| key));
+        }
+        if next.claimed.is_empty() {
+            return keys;
+        }
+        let shared = self.shared;
+        let mut jobs = shared.took(next, lease, |_| Reading::NotAsked);
+        let continued: usize = jobs.iter().map(Job::len).sum();
+        shared.count(|stats| stats.continued += continued as u64);
+        // Bulkheads do not count the bytes of these messages while they wait for the claimer.
+        for job in jobs.iter_mut().filter(|job| job.unsent.is_some()) {
+            job.unload(&shared.bulkheads);
+        }
+        shared.tell_claimer(Told::Continued(jobs));
+        keys
     }
 
     /// Releases claimed messages that no thread sends any more.
@@ -151,11 +156,6 @@ pub(super) fn look_at_the_next(shared: &Shared, group: &[Settlement], seen_to: &
     }
 }
 
-/// Whether this relay may still claim under this lease.
-fn may_continue(shared: &Shared, lease: LeaseId) -> bool {
-    !shared.is_stopping() && shared.limit.is_none() && shared.lease.current() == Some(lease)
-}
-
 /// Whether the key's next message may be sent after this settle.
 fn is_done(settlement: &Settlement) -> bool {
     match settlement.kind() {
@@ -165,17 +165,17 @@ fn is_done(settlement: &Settlement) -> bool {
     }
 }
 
-/// The key that continues after this settle, and how many of its messages were claimed in a row. The messages of a run
-/// count from the first one.
-fn next_key(shared: &Shared, settlement: &Settlement) -> Option<(Key, u32)> {
+/// The keys that continue after this settle, by their finished messages, and how many messages of each were claimed in a
+/// row. The messages of a run count from the first one.
+fn next_keys(shared: &Shared, group: &[Settlement]) -> (HashMap<i64, Key>, HashMap<Key, u32>) {
     // The claim may be the cause of a failure, so a repeated settle does not claim.
-    if !is_done(settlement) || settlement.repeated || settlement.is_followed {
-        return None;
-    }
-    let behind = u32::try_from(settlement.behind.len()).unwrap_or(u32::MAX);
-    let in_a_row = settlement.message.in_a_row.saturating_add(behind);
-    if in_a_row >= MOST_IN_A_ROW && shared.custody.room_wanted.is_so() {
-        return None;
-    }
-    Some((settlement.key()?, in_a_row))
+    let continues = |one: &&Settlement| is_done(one) && !one.repeated && !one.is_followed;
+    let next = |one: &Settlement| {
+        let behind = u32::try_from(one.behind.len()).unwrap_or(u32::MAX);
+        let in_a_row = one.message.in_a_row.saturating_add(behind);
+        let gives_way = in_a_row >= MOST_IN_A_ROW && shared.custody.room_wanted.is_so();
+        let key = one.key().filter(|_| !gives_way)?;
+        Some(((one.sequence(), key.clone()), (key, in_a_row)))
+    };
+    group.iter().filter(continues).filter_map(next).unzip()
 }

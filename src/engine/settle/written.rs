@@ -8,11 +8,9 @@ use diesel::{Connection, PgConnection};
 use super::settlement::{Kind, Settlement, delivered, failed};
 use super::sql::settle::{self, Claim, Delivered, Failed, Repeat};
 use super::sql::split::{self, Piece, Split};
-use crate::engine::claim::sql::claim::{Batch, Claimant, Reads, Runs};
-use crate::engine::claim::sql::namesakes::Namesakes;
+use crate::engine::claim::sql::claim::{Batch, Claimant};
 use crate::engine::host::settings::Settings;
 use crate::engine::keys::sql::ordered::{self, Key};
-use crate::engine::lease::sql::lease::LeaseId;
 use crate::engine::send::bulkhead::Bulkhead;
 use crate::message::Message;
 use crate::status::Status;
@@ -21,21 +19,14 @@ use crate::status::Status;
 pub(crate) struct Settle<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) bulkheads: &'a [Bulkhead],
-    pub(crate) lease: LeaseId,
+    /// Who settles, and claims the next messages.
+    pub(crate) claimant: Claimant<'a>,
     pub(crate) kind: Kind,
     pub(crate) group: &'a [Settlement],
-    /// How far the runs of the claimed messages go.
-    pub(crate) runs: Option<&'a dyn Runs>,
     /// The keys whose next messages are claimed, by the sequences of the finished messages.
     pub(crate) keys: &'a HashMap<i64, Key>,
     /// The topics of which no message is claimed.
     pub(crate) closed: &'a [String],
-    /// Which messages are left to other relays, if some may be.
-    pub(crate) namesakes: Option<&'a Namesakes>,
-    /// Up to where the relay has read its members.
-    pub(crate) read_to: Option<&'a dyn Reads>,
-    /// The most bytes of the claimed messages.
-    pub(crate) bytes: usize,
     /// How much of a fan-out is done at once.
     pub(crate) piece: Piece,
 }
@@ -64,7 +55,7 @@ pub(crate) struct Written {
 /// Records the results of messages of one kind.
 pub(crate) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryResult<Written> {
     let (settings, bulkheads) = (settle.settings, settle.bulkheads);
-    let (name, lease, group) = (&settings.table, settle.lease, settle.group);
+    let (name, lease, group) = (&settings.table, settle.claimant.lease, settle.group);
     let broken = release_broken(conn, settle)?;
     let is_whole = |one: &&Settlement| !broken.contains(&one.sequence());
     let each = || group.iter().filter(is_whole).flat_map(Settlement::each);
@@ -127,8 +118,8 @@ pub(crate) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
 pub(crate) fn deliver_and_continue(
     conn: &mut PgConnection,
     settle: &Settle<'_>,
-    claimant: Claimant<'_>,
 ) -> QueryResult<Option<(Written, Batch)>> {
+    let claimant = settle.claimant;
     let ordering_keys = settle.keys.values().map(|key| &key.ordering_key);
     let are_apart = ordering_keys.collect::<HashSet<_>>().len() == settle.keys.len();
     if settle.kind != Kind::Delivered
@@ -166,7 +157,7 @@ fn release_broken(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryResult<H
     if !settle.has_runs() {
         return Ok(HashSet::new());
     }
-    let (name, lease) = (&settle.settings.table, settle.lease);
+    let (name, lease) = (&settle.settings.table, settle.claimant.lease);
     let claims = |of: &[&Settlement]| -> Vec<Claim> {
         let each = of.iter().flat_map(|one| one.each());
         each.map(Settlement::claim).collect()
@@ -184,7 +175,7 @@ fn release_broken(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryResult<H
 
 /// Dead-letters messages, and lets the witness write that down.
 fn bury(conn: &mut PgConnection, settle: &Settle<'_>, dead: &[Failed]) -> QueryResult<Vec<i64>> {
-    let (settings, lease) = (settle.settings, settle.lease);
+    let (settings, lease) = (settle.settings, settle.claimant.lease);
     let name = &settings.table;
     let keeps = settings.ledger_payload.is_kept();
     let bury = |conn: &mut PgConnection| settle::dead(conn, name, lease, dead, keeps);

@@ -358,17 +358,20 @@ impl<'a, D: Database> Side<'a, D> {
                     group[0].behind = group.split_off(1);
                 }
                 let settle = Settle {
-                    runs: Some(&behind),
                     settings: self.settings,
                     bulkheads: self.bulkheads,
-                    lease,
+                    claimant: Claimant {
+                        lease,
+                        expired: &[],
+                        bytes: question.bytes,
+                        runs: Some(&behind),
+                        namesakes: None,
+                        read_to: None,
+                    },
                     kind: group[0].kind(),
                     group: &group,
                     keys: &keys,
                     closed,
-                    namesakes: None,
-                    read_to: None,
-                    bytes: question.bytes,
                     piece: Piece {
                         parts: *parts,
                         bytes: usize::MAX,
