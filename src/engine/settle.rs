@@ -440,7 +440,7 @@ impl<'a, D: Database> Settler<'a, D> {
                 settlement.kind(),
                 Kind::Split | Kind::Released | Kind::Waiting
             ) {
-                discarded.push(settlement.discarded(bulkheads, why));
+                discarded.push(settlement.discarded(bulkheads, &why));
             }
         }
         if !discarded.is_empty() {

@@ -29,9 +29,9 @@ use crate::engine::send::sql::pause::{BREAKER_OPEN, Paused};
 use crate::engine::serves::routes::Serves;
 use crate::engine::settle::LOCK_TIMEOUT;
 use crate::engine::settle::settlement::Settlement;
-use crate::engine::settle::sql::settle::{Claim, Discarded, Released, Trace};
+use crate::engine::settle::sql::settle::{Claim, Discarded, Released, Trace, Written};
 use crate::engine::settle::sql::whereabouts::Whereabouts;
-use crate::engine::settle::written::{Settle, Written};
+use crate::engine::settle::written::Settle;
 use crate::error::DatabaseError;
 use crate::hand::Hand;
 use crate::sql::brief::{Locks, Tried};
@@ -528,7 +528,7 @@ impl Database for Link<'_> {
         })
     }
 
-    fn note_conflicts(&mut self, _: &[Discarded]) -> Answer<()> {
+    fn note_conflicts(&mut self, _: &[Discarded<'_>]) -> Answer<()> {
         Ok(())
     }
 

@@ -23,10 +23,10 @@ use crate::engine::send::gate::News;
 use crate::engine::send::sql::pause::{self, BREAKER_OPEN, Pausable, Paused};
 use crate::engine::serves::routes::Serves;
 use crate::engine::serves::sql::topics;
-use crate::engine::settle::sql::settle::{self, Claim, Discarded, Released, Trace};
+use crate::engine::settle::sql::settle::{self, Claim, Discarded, Released, Trace, Written};
 use crate::engine::settle::sql::whereabouts::{Whereabouts, whereabouts};
 use crate::engine::settle::sql::witness::OwnWitness;
-use crate::engine::settle::written::{Settle, Written, deliver_and_continue, write_down};
+use crate::engine::settle::written::{Settle, deliver_and_continue, write_down};
 use crate::error::DatabaseError;
 use crate::hand::Hand;
 use crate::name::OutboxName;
@@ -138,7 +138,7 @@ pub(crate) trait Database {
     fn whereabouts(&mut self, missed: &[Trace]) -> Answer<Vec<Whereabouts>>;
 
     /// Records the results that changed nothing in the history.
-    fn note_conflicts(&mut self, discarded: &[Discarded]) -> Answer<()>;
+    fn note_conflicts(&mut self, discarded: &[Discarded<'_>]) -> Answer<()>;
 
     /// Records a change of a gate for other relays.
     fn tell_pause(&mut self, destination: &str, news: News) -> Answer<Tried<()>>;
@@ -420,7 +420,7 @@ impl Database for Session {
         self.run(|conn, name| settle::locked(conn, name, sequences))
     }
 
-    fn note_conflicts(&mut self, discarded: &[Discarded]) -> Answer<()> {
+    fn note_conflicts(&mut self, discarded: &[Discarded<'_>]) -> Answer<()> {
         self.run(|conn, name| settle::note_conflicts(conn, name, discarded))
     }
 

@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use super::settlement::{Kind, Settlement};
-use super::written::{Settle, Written};
+use super::sql::settle::Written;
+use super::written::Settle;
 use super::{Keys, Settler};
 use crate::engine::claim::custody::Continuing;
 use crate::engine::claim::sql::claim::{Batch, Claimant, Runs};

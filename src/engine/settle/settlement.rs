@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 pub(super) use self::report::{Failures, log_conflict, log_settled};
 
-use super::sql::settle::{Claim, Delivered, Discarded, Failed, Repeat, Trace};
+use super::sql::settle::{Claim, Delivered, Discarded, Failed, Trace};
 use super::sql::split::Parts;
 use crate::clock;
 use crate::config::OnDead;
@@ -423,26 +423,19 @@ pub(crate) fn delivered(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Opti
 }
 
 impl Settlement {
-    /// The repeat of a delivery to record.
-    pub(super) fn repeat_of(&self) -> Option<Repeat> {
+    /// The repeat of a delivery to record, with the sequence of the delivered message.
+    pub(super) fn repeat_of(&self) -> Option<(Claim, i64)> {
         match self.verdict {
-            Verdict::Deduplicated(first) => Some(Repeat {
-                claim: self.claim(),
-                first,
-            }),
+            Verdict::Deduplicated(first) => Some((self.claim(), first)),
             _ => None,
         }
     }
 
     /// The result that changed nothing, to record. `why`: the current state of the message.
-    pub(super) fn discarded(&self, bulkheads: &[Bulkhead], why: String) -> Discarded {
-        let message = &self.message;
+    pub(super) fn discarded(&self, bulkheads: &[Bulkhead], why: &str) -> Discarded<'_> {
         Discarded {
-            sequence: self.sequence(),
-            message_id: message.message_id,
-            topic: message.topic.clone(),
-            destination: self.destination(bulkheads).to_string(),
-            tenant_id: message.tenant_id,
+            message: &self.message,
+            destination: self.destination(bulkheads),
             error: format!("{}: {why}", self.kind().as_str()),
             lease: self.lease,
         }

@@ -6,7 +6,7 @@ use diesel::result::QueryResult;
 use diesel::{Connection, PgConnection};
 
 use super::settlement::{Kind, Settlement, delivered, failed};
-use super::sql::settle::{self, Claim, Delivered, Failed, Repeat};
+use super::sql::settle::{self, Claim, Delivered, Failed, Written};
 use super::sql::split::{self, Piece, Split};
 use crate::engine::claim::sql::claim::{Batch, Claimant};
 use crate::engine::host::settings::Settings;
@@ -42,16 +42,6 @@ impl Settle<'_> {
     }
 }
 
-/// The result of a settle, as sequences.
-pub(crate) struct Written {
-    /// All settled messages.
-    pub(crate) changed: Vec<i64>,
-    /// The settled messages that were dead-lettered instead of fanned out.
-    pub(crate) in_conflict: Vec<i64>,
-    /// The messages whose fan-out is not finished, and the last destination that has its part.
-    pub(crate) unfinished: Vec<(i64, Option<String>)>,
-}
-
 /// Records the results of messages of one kind.
 pub(crate) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryResult<Written> {
     let (settings, bulkheads) = (settle.settings, settle.bulkheads);
@@ -76,7 +66,7 @@ pub(crate) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
             settle::delivered(conn, name, lease, &delivered, status, keeps)
         }
         Kind::Deduplicated => {
-            let repeats: Vec<Repeat> = each().filter_map(Settlement::repeat_of).collect();
+            let repeats: Vec<(Claim, i64)> = each().filter_map(Settlement::repeat_of).collect();
             settle::deduplicated(conn, name, lease, &repeats)
         }
         Kind::Retry | Kind::Waiting => settle::retry(conn, name, lease, &failures()),
@@ -87,15 +77,11 @@ pub(crate) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
             let messages = group.iter();
             let messages = messages.filter_map(|one| Some((one.claim(), one.parts()?)));
             let messages: Vec<Split> = messages.collect();
-            let done = split::split(conn, name, lease, &messages, settle.piece)?;
-            let mut written = Written {
-                changed: done.split,
-                in_conflict: Vec::new(),
-                unfinished: done.unfinished,
-            };
+            let mut written = split::split(conn, name, lease, &messages, settle.piece)?;
+            let in_conflict = std::mem::take(&mut written.in_conflict);
             // If another message has the same key at one of the destinations, an operator must decide: the message is
             // dead-lettered.
-            let in_conflict = |one: &&Settlement| done.in_conflict.contains(&one.sequence());
+            let in_conflict = |one: &&Settlement| in_conflict.contains(&one.sequence());
             let dead = group.iter().filter(in_conflict);
             let dead = dead.filter_map(|one| failed(&one.in_conflict(), bulkheads));
             let dead: Vec<Failed> = dead.collect();
@@ -109,8 +95,7 @@ pub(crate) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
     }?;
     Ok(Written {
         changed,
-        in_conflict: Vec::new(),
-        unfinished: Vec::new(),
+        ..Written::default()
     })
 }
 
@@ -144,8 +129,7 @@ pub(crate) fn deliver_and_continue(
     )?;
     let written = Written {
         changed,
-        in_conflict: Vec::new(),
-        unfinished: Vec::new(),
+        ..Written::default()
     };
     Ok(Some((written, next)))
 }

@@ -109,6 +109,18 @@ impl Failed {
     }
 }
 
+/// The result of a settle, as sequences. Messages in no list were no longer held under the lease.
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    /// All settled messages. Of a fan-out: replaced by their parts.
+    pub(crate) changed: Vec<i64>,
+    /// The messages that cannot be fanned out: the outbox has another message with the same key for one of the
+    /// destinations. They are settled as dead letters.
+    pub(crate) in_conflict: Vec<i64>,
+    /// The messages whose fan-out is not finished, and the last destination that has its part.
+    pub(crate) unfinished: Vec<(i64, Option<String>)>,
+}
+
 /// Removes the messages from the outbox and records them in the ledger, all with this status: they were delivered, or
 /// have no subscriber.
 pub(crate) fn delivered(
@@ -160,22 +172,15 @@ pub(crate) fn delivering<'a>(
     .bind::<Array<Nullable<SqlUuid>>, _>(registrations)
 }
 
-/// A message that is not sent, because the ledger already has it as delivered.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Repeat {
-    pub(crate) claim: Claim,
-    /// The sequence of the delivered message.
-    pub(crate) first: i64,
-}
-
-/// Removes messages that the ledger already has as delivered. The history names the delivered message of each.
+/// Removes messages that the ledger already has as delivered. The history names the delivered message of each, which
+/// comes with it here as its sequence.
 pub(crate) fn deduplicated(
     conn: &mut PgConnection,
     name: &OutboxName,
     lease: LeaseId,
-    messages: &[Repeat],
+    messages: &[(Claim, i64)],
 ) -> QueryResult<Vec<i64>> {
-    let (messages, sequences, claimed_at) = in_order(messages, |m| m.claim);
+    let (messages, sequences, claimed_at) = in_order(messages, |(claim, _)| *claim);
     statement(format!(
         "WITH {gone}, noted AS (
             INSERT INTO {table} (part, sequence, message_id, topic, destination, tenant_id, event, error, relay)
@@ -192,19 +197,16 @@ pub(crate) fn deduplicated(
     .bind::<Array<BigInt>, _>(sequences)
     .bind::<BigInt, _>(lease.0)
     .bind::<Array<Timestamptz>, _>(claimed_at)
-    .bind::<Array<BigInt>, _>(messages.iter().map(|m| m.first).collect::<Vec<_>>())
+    .bind::<Array<BigInt>, _>(messages.iter().map(|(_, first)| *first).collect::<Vec<_>>())
     .giving::<BigInt>()
     .load(conn)
 }
 
 /// A result that changed nothing, because the lease no longer held the message.
 #[derive(Debug, Clone)]
-pub(crate) struct Discarded {
-    pub(crate) sequence: i64,
-    pub(crate) message_id: Uuid,
-    pub(crate) topic: String,
-    pub(crate) destination: String,
-    pub(crate) tenant_id: Option<Uuid>,
+pub(crate) struct Discarded<'a> {
+    pub(crate) message: &'a Message,
+    pub(crate) destination: Arc<str>,
     /// The result, and the state of the message when it was discarded.
     pub(crate) error: String,
     pub(crate) lease: LeaseId,
@@ -214,28 +216,25 @@ pub(crate) struct Discarded {
 pub(crate) fn note_conflicts(
     conn: &mut PgConnection,
     name: &OutboxName,
-    discarded: &[Discarded],
+    discarded: &[Discarded<'_>],
 ) -> QueryResult<()> {
     let open = open_part_now(conn, name)?;
-    let rows = discarded.iter().map(|one| {
+    for one in discarded {
         let relay = leases(name)
             .filter(lease::id.eq(one.lease.0))
             .select(lease::relay);
-        (
-            attempt::part.eq(open),
-            attempt::sequence.eq(one.sequence),
-            attempt::message_id.eq(one.message_id),
-            attempt::topic.eq(one.topic.clone()),
-            attempt::destination.eq(one.destination.clone()),
-            attempt::tenant_id.eq(one.tenant_id),
-            attempt::event.eq("conflict"),
-            attempt::error.eq(one.error.clone()),
-            attempt::relay.eq(relay.single_value()),
-        )
-    });
-    for row in rows {
         insert_into(attempt::table(name.attempt()))
-            .values(row)
+            .values((
+                attempt::part.eq(open),
+                attempt::sequence.eq(one.message.sequence.0),
+                attempt::message_id.eq(one.message.message_id),
+                attempt::topic.eq(&one.message.topic),
+                attempt::destination.eq(&*one.destination),
+                attempt::tenant_id.eq(one.message.tenant_id),
+                attempt::event.eq("conflict"),
+                attempt::error.eq(&one.error),
+                attempt::relay.eq(relay.single_value()),
+            ))
             .execute(conn)?;
     }
     Ok(())

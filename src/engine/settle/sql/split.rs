@@ -20,7 +20,7 @@ use diesel::sql_types::{
 use diesel::{Connection, PgConnection, RunQueryDsl};
 use uuid::Uuid;
 
-use super::settle::{Claim, attempts_of, in_order, of_row};
+use super::settle::{Claim, Written, attempts_of, in_order, of_row};
 use crate::engine::lease::sql::lease::LeaseId;
 use crate::name::OutboxName;
 use crate::sql::digest_of;
@@ -55,30 +55,19 @@ impl Piece {
     };
 }
 
-/// The result of a call. Messages in no list were no longer held under the lease.
-#[derive(Debug, Default)]
-pub(crate) struct Done {
-    /// Messages replaced by their parts.
-    pub(crate) split: Vec<i64>,
-    /// Messages that lack parts. With the last destination that has its part.
-    pub(crate) unfinished: Vec<(i64, Option<String>)>,
-    /// Messages that cannot be fanned out: the outbox has another message with the same key for one of the
-    /// destinations.
-    pub(crate) in_conflict: Vec<i64>,
-}
-
 /// The most tries of a split when other transactions enqueue or settle the same keys at that moment.
 const TRIES: usize = 10;
 
 /// Places the next parts of these messages, in their order, each with the id, key and content of its message, in one
-/// transaction. An existing message with the same key and content counts as the part.
+/// transaction. An existing message with the same key and content counts as the part. The messages in conflict are left as
+/// they are.
 pub(crate) fn split(
     conn: &mut PgConnection,
     name: &OutboxName,
     lease: LeaseId,
     messages: &[Split<'_>],
     piece: Piece,
-) -> QueryResult<Done> {
+) -> QueryResult<Written> {
     for _ in 0..TRIES {
         let result = conn.transaction(|conn| try_to_split(conn, name, lease, messages, piece));
         if !matches!(result, Err(Error::RollbackTransaction)) {
@@ -107,8 +96,8 @@ fn try_to_split(
     lease: LeaseId,
     messages: &[Split<'_>],
     piece: Piece,
-) -> QueryResult<Done> {
-    let mut done = Done::default();
+) -> QueryResult<Written> {
+    let mut done = Written::default();
     let held = lock(conn, name, lease, messages)?;
     let mut taken = take(&held, messages, piece, &mut done.unfinished);
     let digests = digests(conn, name, &taken)?;
@@ -126,7 +115,7 @@ fn try_to_split(
         // A row that this transaction could not see was in the way: try again.
         return Err(Error::RollbackTransaction);
     }
-    done.split = last.iter().map(|one| one.held.0).collect();
+    done.changed = last.iter().map(|one| one.held.0).collect();
     let last_placed = |one: &Taken<'_>| (one.held.0, one.destinations.last().cloned());
     done.unfinished.extend(others.into_iter().map(last_placed));
     Ok(done)

@@ -40,8 +40,7 @@ fn a_key_continues_with_a_message_enqueued_during_the_settle_of_its_first() {
             sequence: first.sequence.0,
             at: first.claimed_at,
         };
-        let repeat = settle::Repeat { claim, first: 1 };
-        settle::deduplicated(conn, name, lease, &[repeat])?;
+        settle::deduplicated(conn, name, lease, &[(claim, 1)])?;
         enqueue();
         let keys: Vec<Key> = Key::of(&first).into_iter().collect();
         claim_next(conn, name, claimant, &keys, &[])

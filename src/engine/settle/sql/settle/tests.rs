@@ -153,11 +153,7 @@ fn no_settle_changes_another_message_that_has_the_sequence() {
         let failures: Vec<Failed> = claims.iter().copied().map(failed).collect();
         let parts = Parts::from(vec!["a".to_owned(), "b".to_owned()]);
         let to_split: Vec<Split<'_>> = claims.iter().map(|one| (*one, &parts)).collect();
-        let repeat = |claim: &Claim| Repeat {
-            claim: *claim,
-            first: 1,
-        };
-        let repeats: Vec<Repeat> = claims.iter().map(repeat).collect();
+        let repeats: Vec<(Claim, i64)> = claims.iter().map(|claim| (*claim, 1)).collect();
         let mut changed = vec![
             delivered(conn, name, lease, &delivered_them, Status::Delivered, false),
             deduplicated(conn, name, lease, &repeats),
@@ -167,7 +163,7 @@ fn no_settle_changes_another_message_that_has_the_sequence() {
         ];
         let done = split(conn, name, lease, &to_split, Piece::WHOLE).expect("a split");
         assert!(done.in_conflict.is_empty());
-        changed.push(Ok(done.split));
+        changed.push(Ok(done.changed));
         let changed = changed.into_iter().map(|one| one.expect("a settle").len());
         changed.collect::<Vec<_>>()
     };
@@ -205,7 +201,7 @@ fn numbers_that_are_out_of_range_hold_up_no_outcome() {
     let parts = Parts::from(vec!["a".to_owned(), "b".to_owned()]);
     let to_split: Vec<Split<'_>> = split_them.iter().map(|one| (*one, &parts)).collect();
     let done = split(&mut conn, name, lease, &to_split, Piece::WHOLE).expect("a split");
-    assert_eq!(done.split.len(), 2);
+    assert_eq!(done.changed.len(), 2);
 }
 
 /// The ledger may have another message of the same key, even with the same sequence.

@@ -78,9 +78,9 @@ fn split_all(
         let before = rows(conn, name);
         let done = split(conn, name, LeaseId(1), &left, piece).expect("a piece");
         assert!(done.in_conflict.is_empty());
-        let new = rows(conn, name) - before + i64::try_from(done.split.len()).expect("a count");
+        let new = rows(conn, name) - before + i64::try_from(done.changed.len()).expect("a count");
         assert!((1..=piece.parts).contains(&usize::try_from(new).expect("new rows")));
-        left.retain(|(claim, _)| !done.split.contains(&claim.sequence));
+        left.retain(|(claim, _)| !done.changed.contains(&claim.sequence));
         assert_eq!(left.len(), done.unfinished.len());
         calls += 1;
     }
@@ -102,7 +102,7 @@ fn twenty_thousand_parts_are_placed_in_seconds() {
         let all: Vec<Split<'_>> = claims.iter().map(|one| (*one, &destinations)).collect();
         let done = split(&mut conn, name, LeaseId(1), &all, Piece::WHOLE).expect("a split");
         eprintln!("20,000 parts with the key {key}: {:?}", began.elapsed());
-        assert_eq!(done.split.len(), 40);
+        assert_eq!(done.changed.len(), 40);
         assert!(began.elapsed() < std::time::Duration::from_secs(15));
         assert_eq!(rows(&mut conn, name), 20_000);
         conn.batch_execute(&format!("TRUNCATE {}", name.outbox()))
@@ -183,7 +183,7 @@ fn a_piece_goes_to_the_message_that_comes_first_in_the_list() {
     };
     let messages = [(newer, &one), (older, &many)];
     let done = split(&mut conn, name, LeaseId(1), &messages, piece).expect("a piece");
-    assert_eq!(done.split, [newer.sequence]);
+    assert_eq!(done.changed, [newer.sequence]);
     let placed = Some(many.to[1].clone());
     assert_eq!(done.unfinished, [(older.sequence, placed)]);
 }
@@ -220,11 +220,11 @@ fn another_relay_continues_where_a_fan_out_has_ended() {
     let others = Parts::from(others.map(str::to_owned).to_vec());
     let done = split(&mut conn, name, LeaseId(1), &[(before[0], &all)], piece).expect("a piece");
     assert!(
-        done.split.is_empty() && done.unfinished.is_empty(),
+        done.changed.is_empty() && done.unfinished.is_empty(),
         "{done:?}"
     );
     let done = split(&mut conn, name, LeaseId(2), &[(now[0], &others)], piece).expect("a piece");
-    assert_eq!(done.split, [now[0].sequence]);
+    assert_eq!(done.changed, [now[0].sequence]);
     let once = |n: usize| (format!("receiver-0000{n}"), 1);
     assert_eq!(parts(&mut conn, name), [0, 1, 2, 4, 5, 9].map(once));
 }
@@ -252,7 +252,7 @@ fn a_fan_out_without_further_destinations_ends() {
         piece,
     )
     .expect("a piece");
-    assert_eq!(done.split, [claims[0].sequence]);
+    assert_eq!(done.changed, [claims[0].sequence]);
     assert_eq!(rows(&mut conn, name), 2);
 }
 
@@ -282,7 +282,7 @@ fn a_conflict_in_a_later_piece_is_found() {
         .expect("a message");
         let done = split(&mut conn, name, LeaseId(1), &message, piece).expect("a piece");
         assert_eq!(
-            (done.split.len(), done.in_conflict.len()),
+            (done.changed.len(), done.in_conflict.len()),
             if is_same { (1, 0) } else { (0, 1) }
         );
         assert_eq!(parts(&mut conn, name).len(), if is_same { 4 } else { 3 });
