@@ -7,7 +7,7 @@ mod splits;
 pub(crate) mod sql;
 pub(crate) mod written;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -15,7 +15,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use self::aside::Aside;
 use self::next::look_at_the_next;
 use self::settlement::{Failures, Kind, Settlement, log_conflict, log_settled};
-use self::splits::{Splits, Unfinished};
+use self::splits::Splits;
 use self::sql::settle::Trace;
 use self::sql::split::Piece;
 use self::sql::whereabouts::Whereabouts;
@@ -241,8 +241,8 @@ impl<'a, D: Database> Settler<'a, D> {
                 .push(settlement);
         }
         let mut left = Vec::new();
-        for group in groups.into_values().flat_map(each_once) {
-            let Err(error) = self.settle_group(&group) else {
+        for mut group in groups.into_values().flat_map(each_once) {
+            let Err(error) = self.settle_group(&mut group) else {
                 continue;
             };
             left.extend(self.was_not_settled(group, &error));
@@ -271,10 +271,10 @@ impl<'a, D: Database> Settler<'a, D> {
         error.is_refusal() && !self.db.after().has_timed_out
     }
 
-    /// Settles messages of one lease and kind. Returns the messages of which only a part of the fan-out is done.
-    fn settle_group(&mut self, group: &[Settlement]) -> Result<Unfinished, DatabaseError> {
+    /// Settles messages of one lease and kind. Leaves those in the group of which only a part of the fan-out is done.
+    fn settle_group(&mut self, group: &mut Vec<Settlement>) -> Result<(), DatabaseError> {
         let Some(first) = group.first() else {
-            return Ok(Unfinished::default());
+            return Ok(());
         };
         let (shared, lease, kind) = (self.shared, first.lease, first.kind());
         let servers = shared.custody.servers();
@@ -287,14 +287,17 @@ impl<'a, D: Database> Settler<'a, D> {
         let took = now.saturating_duration_since(began);
         shared.metrics.settle_seconds.record(took.as_secs_f64());
         self.splits.took(kind, took);
-        let unfinished = Unfinished(written.unfinished.into_iter().collect());
-        let ended = group.iter().filter(|one| !unfinished.has(one));
+        let unfinished: HashMap<i64, Option<String>> = written.unfinished.into_iter().collect();
+        let ended = group.iter();
+        let ended = ended.filter(|one| !unfinished.contains_key(&one.sequence()));
         let ended: Vec<&Settlement> = ended.flat_map(Settlement::each).collect();
         let settled = self.settled(&ended, written.changed)?;
         self.report(kind, &ended, &settled, &written.in_conflict, now);
         if matches!(kind, Kind::Split | Kind::Released) {
             let topics = ended.iter().flat_map(|one| one.topics_before());
-            let topics = topics.chain(unfinished.topics(group));
+            let begun = |one| Some((one, unfinished.get(&Settlement::sequence(one))?.as_deref()?));
+            let begun = group.iter().filter_map(begun);
+            let topics = topics.chain(begun.flat_map(|(one, last)| one.topics_up_to(last)));
             // Parts with a key wait until their message is gone.
             let keys = ended.iter().flat_map(|one| one.keys_before());
             shared.tell_claimer(Told::Report(Report::Returned(Returned::new(topics, keys))));
@@ -307,7 +310,11 @@ impl<'a, D: Database> Settler<'a, D> {
         }
         self.leave_custody(lease, &ended);
         self.doubt_after_a_loss(lease, servers);
-        Ok(unfinished)
+        group.retain_mut(|one| {
+            let last = unfinished.get(&one.sequence());
+            last.map(|last| one.place_up_to(last.as_deref())).is_some()
+        });
+        Ok(())
     }
 
     /// The sequences of those of these messages that are settled: `changed` by this statement, or by an earlier one that

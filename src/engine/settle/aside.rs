@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::settlement::{Kind, Settlement};
-use super::splits::Unfinished;
 use super::{GivenUp, Settler, each_once};
 use crate::clock;
 use crate::engine::claim::sql::claim::Topic;
@@ -196,11 +195,8 @@ impl<D: Database> Settler<'_, D> {
                 untried.extend(part);
                 continue;
             }
-            match self.settle_apart(&part, None) {
-                Ok(unfinished) => unfinished
-                    .of(part)
-                    .into_iter()
-                    .for_each(|one| self.splits.add(one)),
+            match self.settle_apart(&mut part, None) {
+                Ok(()) => part.into_iter().for_each(|one| self.splits.add(one)),
                 Err((error, took)) if self.is_refused(&error) => match halves_by_topic(&mut part) {
                     Some(second) => parts.extend([part, second]),
                     None => {
@@ -215,13 +211,13 @@ impl<D: Database> Settler<'_, D> {
         untried
     }
 
-    /// Settles a group whose refusal is expected. `aside` is the topic of a group that was put aside. An error comes
+    /// Like [`settle_group`](Self::settle_group), for a group whose refusal is expected. `aside` is the topic of a group that was put aside. An error comes
     /// with the duration of the try.
     fn settle_apart(
         &mut self,
-        group: &[Settlement],
+        group: &mut Vec<Settlement>,
         aside: Option<Topic>,
-    ) -> Result<Unfinished, (DatabaseError, Duration)> {
+    ) -> Result<(), (DatabaseError, Duration)> {
         (self.after_refusal, self.topic_aside) = (AfterRefusal::Keep, aside);
         let began = clock::now();
         let settled = self.settle_group(group);
@@ -342,15 +338,15 @@ impl<D: Database> Settler<'_, D> {
             self.aside.wait(Waiting::Refused(again), Duration::ZERO);
         }
         let was_refused = one.group.iter().any(|message| message.repeated);
-        match self.settle_apart(&one.group, Some(one.topic().clone())) {
-            Ok(unfinished) => {
+        let topic = one.topic().clone();
+        match self.settle_apart(&mut one.group, Some(topic)) {
+            Ok(()) => {
                 let most = self.shared.batch();
                 if was_refused {
                     (self.aside).bring_forward(most, |topic| topic == one.topic());
                 }
-                let left = unfinished.of(one.group);
-                if !left.is_empty() {
-                    self.aside.add_fresh(one.class, left, most);
+                if !one.group.is_empty() {
+                    self.aside.add_fresh(one.class, one.group, most);
                 }
                 Ok(())
             }

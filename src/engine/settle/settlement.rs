@@ -279,16 +279,8 @@ impl Settlement {
 
     /// The topics of the parts that a piece of a fan-out has placed up to this destination.
     pub(super) fn topics_up_to(&self, last: &str) -> impl Iterator<Item = (Topic, i64)> {
-        let is_placed = move |one: &&String| one.as_str() <= last;
-        let parts = self.unplaced().iter().take_while(is_placed);
-        let is_plain = self.message.ordering_key.is_none();
-        let topic = |one: &String| {
-            (
-                Topic::new(&self.message.topic, one),
-                self.message.available_at,
-            )
-        };
-        parts.filter(move |_| is_plain).map(topic)
+        let parts = self.unplaced();
+        self.topics_at(&parts[..parts.partition_point(|one| one.as_str() <= last)])
     }
 
     /// The destinations that the message, or each of its parts after a fan-out, names in the outbox. These rows have
@@ -300,19 +292,21 @@ impl Settlement {
         }
     }
 
+    /// The topics of the message, or of each of its parts, in the outbox.
+    pub(super) fn topics_before(&self) -> impl Iterator<Item = (Topic, i64)> {
+        let destinations = self.destinations_before().get(self.placed..);
+        self.topics_at(destinations.unwrap_or_default())
+    }
+
     /// For a message without an ordering key: the topics with these destinations, and the time from which the message
     /// could first be claimed.
-    pub(super) fn topics_before(&self) -> impl Iterator<Item = (Topic, i64)> {
-        let topic = |destination: &String| Topic::new(&self.message.topic, destination);
-        let destinations = match self.message.ordering_key {
-            None => self
-                .destinations_before()
-                .get(self.placed..)
-                .unwrap_or_default(),
-            Some(_) => &[],
+    fn topics_at(&self, destinations: &[String]) -> impl Iterator<Item = (Topic, i64)> {
+        let is_plain = self.message.ordering_key.is_none();
+        let topic = |one: &String| {
+            let topic = Topic::new(&self.message.topic, one);
+            (topic, self.message.available_at)
         };
-        let since = self.message.available_at;
-        destinations.iter().map(move |one| (topic(one), since))
+        destinations.iter().filter(move |_| is_plain).map(topic)
     }
 
     /// For a message with an ordering key: the keys at these destinations, and its own key, for the message behind it.

@@ -1,7 +1,7 @@
 //! Fan-outs, piece by piece: a message may have thousands of destinations, and the results of other messages must not
 //! wait for it. A piece is one transaction, and the settler records other results between two pieces.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
@@ -10,7 +10,6 @@ use super::Settler;
 use super::settlement::{Kind, Settlement};
 use super::sql::split::Piece;
 use crate::clock;
-use crate::engine::claim::sql::claim::Topic;
 use crate::engine::host::database::Database;
 
 /// A tenant keeps only as many messages here as need this long, by the experience of the last piece, and at least [`LEAST`].
@@ -223,36 +222,6 @@ impl Turn {
     }
 }
 
-/// The messages of which a piece has placed no part or only some, by sequence, each with the last destination that has
-/// its part.
-#[derive(Debug, Default)]
-pub(super) struct Unfinished(pub(super) BTreeMap<i64, Option<String>>);
-
-impl Unfinished {
-    pub(super) fn has(&self, settlement: &Settlement) -> bool {
-        self.0.contains_key(&settlement.sequence())
-    }
-
-    /// The topics of the parts that are placed now.
-    pub(super) fn topics(&self, group: &[Settlement]) -> impl Iterator<Item = (Topic, i64)> {
-        let last = |one: &Settlement| self.0.get(&one.sequence())?.as_deref();
-        let with_last = |one| Some((one, last(one)?));
-        let all: Vec<_> = group.iter().filter_map(with_last).collect();
-        all.into_iter()
-            .flat_map(|(one, last)| one.topics_up_to(last).collect::<Vec<_>>())
-    }
-
-    /// The settlements of these messages, which continue where the piece has ended.
-    pub(super) fn of(self, group: Vec<Settlement>) -> Vec<Settlement> {
-        let rest = |mut one: Settlement| {
-            let last = self.0.get(&one.sequence())?;
-            one.place_up_to(last.as_deref());
-            Some(one)
-        };
-        group.into_iter().filter_map(rest).collect()
-    }
-}
-
 impl<D: Database> Settler<'_, D> {
     /// Does a piece of the fan-outs, if a piece is due.
     pub(super) fn split_next(&mut self) {
@@ -260,19 +229,18 @@ impl<D: Database> Settler<'_, D> {
         if self.splits.next_piece(now).is_none_or(|at| at > now) {
             return;
         }
-        let group = self.splits.take_next();
+        let mut group = self.splits.take_next();
         let parts =
             |all: &[Settlement]| -> usize { all.iter().map(|one| one.unplaced().len()).sum() };
         let before = parts(&group);
-        let left = match self.settle_group(&group) {
-            Ok(unfinished) => {
+        let left = match self.settle_group(&mut group) {
+            Ok(()) => {
                 self.splits.rests_until = None;
-                let left = unfinished.of(group);
-                let placed = u32::try_from(before.saturating_sub(parts(&left))).unwrap_or(u32::MAX);
-                self.splits.each = clock::since(now)
-                    .checked_div(placed)
-                    .unwrap_or(self.splits.each);
-                left
+                let placed = before.saturating_sub(parts(&group));
+                let placed = u32::try_from(placed).unwrap_or(u32::MAX);
+                let each = clock::since(now).checked_div(placed);
+                self.splits.each = each.unwrap_or(self.splits.each);
+                group
             }
             Err(error) => {
                 // Less work may succeed.
