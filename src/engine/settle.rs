@@ -60,8 +60,7 @@ const PIECE_BYTES: usize = 4 << 20;
 /// Settlements that the database refuses because of their values, and those of messages that another session has locked,
 /// are set aside (`aside`) and retried from time to time. They do not hold up others, which always come first.
 pub(crate) fn run(shared: &Shared, workers: Option<&dyn Workers>, outcomes: &Receiver<Settlement>) {
-    let session = session(shared, Post::Settler);
-    let mut settler = Settler::new(shared, session, Keys::None, largest_piece(shared));
+    let mut settler = settler(shared, Post::Settler, false);
     if settler.run(outcomes).is_ok() {
         let keeper = workers.map(Workers::keeper);
         pauses::tell_the_last(shared, keeper, &mut settler.db);
@@ -74,47 +73,41 @@ pub(crate) fn run(shared: &Shared, workers: Option<&dyn Workers>, outcomes: &Rec
 /// When the first message of a key is finished, the same transaction settles it and claims the key's next message,
 /// which goes to the claimer.
 pub(crate) fn run_keyed(shared: &Shared, post: Post, outcomes: &Receiver<Settlement>) {
-    let session = session(shared, post);
-    let mut settler = Settler::new(shared, session, Keys::Continue, largest_piece(shared));
+    let mut settler = settler(shared, post, true);
     if settler.run(outcomes).is_ok() {
         // Handles the entries that the claimer has left in its inbox.
         for told in shared.signals.told.1.try_iter() {
-            match told {
-                Told::Continued(jobs) => settler.release(jobs),
-                Told::Report(_) => {}
+            if let Told::Continued(jobs) = told {
+                settler.release(jobs);
             }
         }
     }
 }
 
-fn session(shared: &Shared, post: Post) -> Session {
+fn settler(shared: &Shared, post: Post, is_keyed: bool) -> Settler<'_, Session> {
     let session = shared.session(post, STATEMENT_TIMEOUT, Plans::ByIndex);
-    session.expecting_locks(LOCK_TIMEOUT)
-}
-
-/// The most of a fan-out that one transaction does. A settle of other messages waits at most for one such transaction.
-fn largest_piece(shared: &Shared) -> Piece {
-    Piece {
+    // A settle of other messages waits at most for one such transaction.
+    let piece = Piece {
         parts: shared.batch(),
         bytes: PIECE_BYTES,
-    }
+    };
+    Settler::new(
+        shared,
+        session.expecting_locks(LOCK_TIMEOUT),
+        is_keyed,
+        piece,
+    )
 }
 
 /// The relay has given up.
 struct GivenUp;
 
-/// Whether the messages of a settler have ordering keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Keys {
-    None,
-    /// The messages have keys. The settle of a key's first message also claims the key's next message.
-    Continue,
-}
-
 pub(crate) struct Settler<'a, D> {
     shared: &'a Shared,
     db: D,
-    keys: Keys,
+    /// Whether the messages have ordering keys. The settle of a key's first message then also claims the key's next
+    /// message.
+    is_keyed: bool,
     /// Whether the last batch was large.
     is_busy: bool,
     aside: Aside,
@@ -131,11 +124,11 @@ pub(crate) struct Settler<'a, D> {
 
 impl<'a, D: Database> Settler<'a, D> {
     /// `piece`: the most of a fan-out that one transaction does.
-    pub(crate) fn new(shared: &'a Shared, db: D, keys: Keys, piece: Piece) -> Self {
+    pub(crate) fn new(shared: &'a Shared, db: D, is_keyed: bool, piece: Piece) -> Self {
         Self {
             shared,
             db,
-            keys,
+            is_keyed,
             is_busy: false,
             aside: Aside::default(),
             splits: Splits::new(piece),
@@ -159,7 +152,8 @@ impl<'a, D: Database> Settler<'a, D> {
                     if self.is_busy {
                         self.linger(outcomes, batch_size);
                     }
-                    let batch = gather(first, outcomes, batch_size);
+                    let batch = std::iter::once(first).chain(outcomes.try_iter());
+                    let batch: Vec<Settlement> = batch.take(batch_size).collect();
                     self.is_busy = batch.len() > LIGHT;
                     self.settle_all(batch)?;
                 }
@@ -181,8 +175,11 @@ impl<'a, D: Database> Settler<'a, D> {
     pub(crate) fn next_try(&self) -> Option<Instant> {
         let now = clock::now();
         let tries = [self.aside.next_try(now), self.splits.next_piece(now)];
-        let tries = tries.into_iter().flatten();
-        tries.chain(self.failures.due()).min()
+        tries
+            .into_iter()
+            .chain([self.failures.due()])
+            .flatten()
+            .min()
     }
 
     /// Makes one try of settlements set aside, if a try is due, and does a piece of the fan-outs, if there are any.
@@ -215,9 +212,9 @@ impl<'a, D: Database> Settler<'a, D> {
         let is_worth_it = || {
             let waiting = outcomes.len();
             let unsent = shared.custody.count().saturating_sub(waiting);
-            let least = match self.keys {
-                Keys::Continue => KEYED_WORK * waiting,
-                Keys::None => 0,
+            let least = match self.is_keyed {
+                true => KEYED_WORK * waiting,
+                false => 0,
             };
             waiting < enough && unsent > shared.senders().max(least) && clock::now() < until
         };
@@ -474,12 +471,4 @@ fn each_once(mut group: Vec<Settlement>) -> Vec<Vec<Settlement>> {
         part.push(one);
     }
     parts.into_iter().map(|(_, part)| part).collect()
-}
-
-/// The first outcome and the outcomes waiting behind it, up to a batch.
-fn gather(first: Settlement, outcomes: &Receiver<Settlement>, most: usize) -> Vec<Settlement> {
-    std::iter::once(first)
-        .chain(outcomes.try_iter())
-        .take(most)
-        .collect()
 }

@@ -51,10 +51,10 @@ use crate::engine::send::run::{Run, Sent};
 use crate::engine::send::verdict::Verdict;
 use crate::engine::serves::configured::Configured;
 use crate::engine::serves::routes::Routes;
+use crate::engine::settle::Settler;
 use crate::engine::settle::settlement::{Outcomes, Settlement};
 use crate::engine::settle::sql::settle::Claim;
 use crate::engine::settle::sql::split::Piece;
-use crate::engine::settle::{Keys, Settler};
 use crate::engine::workers::Keeper;
 use crate::handlers::groups::add_groups;
 use crate::handlers::{Handlers, no_connection};
@@ -472,8 +472,13 @@ impl<'w> Process<'w> {
         let (keyed, keyed_queue) = unbounded();
         let outcomes = Outcomes { plain, keyed };
         let link = |thread| Link::new(stage, number, thread);
-        let settling = |keys, outcomes| Settling {
-            settler: Some(Settler::new(shared, link(Actor::Settler(0)), keys, PIECE)),
+        let settling = |is_keyed, outcomes| Settling {
+            settler: Some(Settler::new(
+                shared,
+                link(Actor::Settler(0)),
+                is_keyed,
+                PIECE,
+            )),
             outcomes,
             left: Vec::new(),
             next: Duration::ZERO,
@@ -506,10 +511,7 @@ impl<'w> Process<'w> {
             has_ended: false,
             claiming: Claiming::Continues,
             turns: (Duration::ZERO, 0),
-            settling: [
-                settling(Keys::None, plain_queue),
-                settling(Keys::Continue, keyed_queue),
-            ],
+            settling: [settling(false, plain_queue), settling(true, keyed_queue)],
             heartbeat: Some(Heartbeat::new(
                 shared,
                 registration_of(shared),

@@ -2,10 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::Settler;
 use super::settlement::{Kind, Settlement};
 use super::sql::settle::Written;
 use super::written::Settle;
-use super::{Keys, Settler};
 use crate::engine::claim::custody::Continuing;
 use crate::engine::claim::sql::claim::{Batch, Claimant, Runs};
 use crate::engine::claim::told::Told;
@@ -88,7 +88,7 @@ impl<'a, D: Database> Settler<'a, D> {
     fn begin_continuing(&self, by: Claimant<'_>) -> Option<Continuing<'a>> {
         let shared = self.shared;
         // What is put aside is expected to fail, and its topic may not be claimed.
-        let may_continue = self.keys == Keys::Continue
+        let may_continue = self.is_keyed
             && self.topic_aside.is_none()
             && by.bytes > 0
             && !shared.is_stopping()
