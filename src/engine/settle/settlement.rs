@@ -361,10 +361,7 @@ impl Settlement {
                 let of_body = failure.response.body.as_mut().is_some_and(make_ascii);
                 make_ascii(&mut failure.error) | of_body
             }
-            Verdict::NoSubscriber
-            | Verdict::Deduplicated(_)
-            | Verdict::Split(_)
-            | Verdict::Released => false,
+            _ => false,
         };
         own | of_others
     }
@@ -389,14 +386,11 @@ words! {
 }
 
 fn make_ascii(text: &mut String) -> bool {
-    if text.is_ascii() {
-        return false;
+    let has_changed = !text.is_ascii();
+    if has_changed {
+        *text = text.replace(|c: char| !c.is_ascii(), "?");
     }
-    *text = text
-        .chars()
-        .map(|c| if c.is_ascii() { c } else { '?' })
-        .collect();
-    true
+    has_changed
 }
 
 pub(crate) fn delivered(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Option<Delivered> {
@@ -463,15 +457,8 @@ pub(crate) fn failed(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Option<
 /// The text without control characters, except line breaks and tabs. PostgreSQL cannot store NUL, and terminals obey
 /// the others.
 fn storable(text: &str) -> String {
-    text.chars()
-        .map(|c| {
-            if c.is_control() && !matches!(c, '\n' | '\t') {
-                '\u{fffd}'
-            } else {
-                c
-            }
-        })
-        .collect()
+    let obeyed = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    text.replace(obeyed, "\u{fffd}")
 }
 
 #[cfg(test)]

@@ -57,12 +57,8 @@ impl Settlement {
 
     /// The log text: what happened, to which message and destination, and what happens next.
     fn sentence(&self, told: &Settled<'_>, error: &str) -> String {
-        let (topic, id, to) = (
-            &self.message.topic,
-            self.message.message_id,
-            to(told.destination),
-        );
-        let attempts = told.attempts;
+        let (topic, id) = (&self.message.topic, self.message.message_id);
+        let (to, attempts) = (to(told.destination), told.attempts);
         match &self.verdict {
             Verdict::Delivered(_) => format!("delivered {topic}{to} (message {id})"),
             Verdict::NoSubscriber => {
@@ -75,9 +71,7 @@ impl Settlement {
             ),
             Verdict::Retry(_, delay, attempt) => {
                 let delay = match delay.as_secs() {
-                    0..10 => Duration::from_millis(
-                        u64::from(delay.subsec_millis()) + delay.as_secs() * 1000,
-                    ),
+                    seconds @ 0..10 => Duration::new(seconds, delay.subsec_millis() * 1_000_000),
                     seconds => Duration::from_secs(seconds),
                 };
                 let delay = humantime::format_duration(delay);
@@ -117,25 +111,21 @@ impl Settlement {
             Verdict::NoSubscriber => (self.message.topic.as_str(), ReasonCode::NoSubscriber),
             _ => (self.place(bulkheads), self.failure()?.code),
         };
-        Some(Repeated {
-            destination: destination.to_owned(),
-            code,
-            event: self.event(),
-        })
+        Some((destination.to_owned(), code, self.event().0))
     }
 
-    /// The event name in the log.
-    fn event(&self) -> &'static str {
+    /// The event name and the level in the log.
+    fn event(&self) -> (&'static str, log::Level) {
         match self.verdict {
-            Verdict::Delivered(_) => "delivered",
-            Verdict::NoSubscriber => "no_subscriber",
-            Verdict::Deduplicated(_) => "dedup_hit",
-            Verdict::Retry(_, _, Attempt::Counted) => "retry",
-            Verdict::Retry(..) => "wait",
-            Verdict::Dead(..) if self.kind() == Kind::Cancelled => "cancelled",
-            Verdict::Dead(..) => "dead",
-            Verdict::Split(_) => "split",
-            Verdict::Released => "released",
+            Verdict::Delivered(_) => ("delivered", log::Level::Debug),
+            Verdict::NoSubscriber => ("no_subscriber", log::Level::Warn),
+            Verdict::Deduplicated(_) => ("dedup_hit", log::Level::Info),
+            Verdict::Retry(_, _, Attempt::Counted) => ("retry", log::Level::Warn),
+            Verdict::Retry(..) => ("wait", log::Level::Warn),
+            Verdict::Dead(..) if self.kind() == Kind::Cancelled => ("cancelled", log::Level::Warn),
+            Verdict::Dead(..) => ("dead", log::Level::Error),
+            Verdict::Split(_) => ("split", log::Level::Debug),
+            Verdict::Released => ("released", log::Level::Debug),
         }
     }
 }
@@ -161,54 +151,37 @@ fn interval(code: ReasonCode) -> Duration {
     }
 }
 
-/// The failed sends that are counted for the log.
+/// The failed sends that are counted for the log. Each has the start of its count, and the number of failures since.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
     of: BTreeMap<Repeated, (Instant, u64)>,
 }
 
-/// What repeats. Each has the start of its count, and the number of failures since.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Repeated {
-    /// The topic, if no destination wants the messages.
-    destination: String,
-    code: ReasonCode,
-    event: &'static str,
-}
+/// What repeats: the destination, or the topic if no destination wants the messages; the reason; and the event.
+type Repeated = (String, ReasonCode, &'static str);
 
 impl Failures {
     /// Whether this failure gets its own log line. If not, counts the failure.
     fn is_new(&mut self, what: Repeated, now: Instant) -> bool {
-        match self.of.get_mut(&what) {
-            Some((_, count)) => {
-                *count += 1;
-                false
-            }
-            None => {
-                self.of.insert(what, (now, 0));
-                true
-            }
-        }
+        let Some((_, count)) = self.of.get_mut(&what) else {
+            self.of.insert(what, (now, 0));
+            return true;
+        };
+        *count += 1;
+        false
     }
 
     /// The time at which the next count is due.
     pub(crate) fn due(&self) -> Option<Instant> {
-        let due = self
-            .of
-            .iter()
-            .map(|(what, (since, _))| *since + interval(what.code));
-        due.min()
+        let due =
+            |((_, code, _), (since, _)): (&Repeated, &(Instant, u64))| *since + interval(*code);
+        self.of.iter().map(due).min()
     }
 
     /// Logs the counts that are due. If a count is 0, the next failure gets its own line.
     pub(crate) fn tell(&mut self, now: Instant) {
-        for (what, count) in self.take_due(now) {
+        for ((destination, code, event), count) in self.take_due(now) {
             let plural = if count == 1 { "" } else { "s" };
-            let Repeated {
-                destination,
-                code,
-                event,
-            } = what;
             let to = to(&destination);
             match event {
                 "no_subscriber" => {
@@ -238,7 +211,7 @@ impl Failures {
     fn take_due(&mut self, now: Instant) -> Vec<(Repeated, u64)> {
         let mut due = Vec::new();
         self.of.retain(|what, (since, count)| {
-            if now < *since + interval(what.code) {
+            if now < *since + interval(what.1) {
                 return true;
             }
             let counted = std::mem::take(count);
@@ -260,29 +233,21 @@ pub(crate) fn log_settled(
     failures: &mut Failures,
     now: Instant,
 ) {
-    let level = match settlement.kind() {
-        Kind::Delivered | Kind::Split | Kind::Released => log::Level::Debug,
-        Kind::NoSubscriber | Kind::Retry | Kind::Waiting | Kind::Cancelled => log::Level::Warn,
-        Kind::Deduplicated => log::Level::Info,
-        Kind::Dead => log::Level::Error,
+    let (event, mut level) = settlement.event();
+    let mut is_repeated = || {
+        let what = settlement.repeated(bulkheads);
+        what.is_some_and(|what| !failures.is_new(what, now))
     };
-    let level = match level {
-        log::Level::Warn | log::Level::Error if level <= log::max_level() => {
-            let what = settlement.repeated(bulkheads);
-            match what.is_none_or(|what| failures.is_new(what, now)) {
-                true => level,
-                false => log::Level::Debug,
-            }
-        }
-        _ => level,
-    };
+    if level <= log::Level::Warn && level <= log::max_level() && is_repeated() {
+        level = log::Level::Debug;
+    }
     if level > log::max_level() {
         return;
     }
     let message = &settlement.message;
     let key = hashed_key(&message.idempotency_key);
     let tenant = message.tenant_id.map(|tenant| tenant.to_string());
-    let (event, told) = (settlement.event(), settlement.as_told(bulkheads));
+    let told = settlement.as_told(bulkheads);
     let error = settlement.failure().map_or("", |failure| &failure.error);
     let error: String = storable(error).chars().take(ERROR_CHARS).collect();
     log::log!(
@@ -362,11 +327,7 @@ mod tests {
     #[test]
     fn failures_of_one_destination_have_a_line_and_then_a_count() {
         let (mut failures, begin) = (Failures::default(), Instant::now());
-        let what = |destination: &str, code, event| Repeated {
-            destination: destination.to_owned(),
-            code,
-            event,
-        };
+        let what = |destination: &str, code, event| (destination.to_owned(), code, event);
         let of_a = || what("a", ReasonCode::ServerError, "retry");
         let of_b = || what("b", ReasonCode::ServerError, "retry");
         assert!(failures.is_new(of_a(), begin));
