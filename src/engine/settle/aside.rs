@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::settlement::{Kind, Settlement};
+use super::settlement::{Kind, Settlement, to};
 use super::{GivenUp, Settler, each_once};
 use crate::clock;
 use crate::engine::claim::sql::claim::Topic;
@@ -29,30 +29,13 @@ const SUSPICION: Duration = Duration::from_secs(120);
 /// For how long settlements set aside are retried when the relay ends.
 const LAST_TRIES: Duration = Duration::from_secs(5);
 
-/// The properties that all messages of one try share.
-type Class = (Topic, LeaseId, Kind);
+/// Messages of one class, to be settled by one statement, and the number of refusals if it is a single message.
+type Try = (Vec<Settlement>, u32);
 
-/// Messages of one class, to be settled by one statement.
-#[derive(Debug)]
-struct Try {
-    class: Class,
-    group: Vec<Settlement>,
-    /// The number of refusals, if the group is a single message.
-    refusals: u32,
-}
-
-impl Try {
-    fn new(class: Class, group: Vec<Settlement>) -> Self {
-        let refusals = 0;
-        Self {
-            class,
-            group,
-            refusals,
-        }
-    }
-
-    fn topic(&self) -> &Topic {
-        &self.class.0
+impl Settlement {
+    /// The properties that all messages of one try share.
+    fn class(&self) -> (Topic, LeaseId, Kind) {
+        (self.topic(), self.lease, self.kind())
     }
 }
 
@@ -116,11 +99,12 @@ impl Aside {
             .partition(|one| self.suspects.contains_key(&one.topic()))
     }
 
-    fn add_fresh(&mut self, class: Class, group: Vec<Settlement>, most: usize) {
-        let has_room = |one: &&mut Try| one.class == class && one.group.len() < most;
+    fn add_fresh(&mut self, group: Vec<Settlement>, most: usize) {
+        let class = group[0].class();
+        let has_room = |(one, _): &&mut Try| one[0].class() == class && one.len() < most;
         match self.fresh.iter_mut().find(has_room) {
-            Some(one) => one.group.extend(group),
-            None => self.fresh.push_back(Try::new(class, group)),
+            Some((one, _)) => one.extend(group),
+            None => self.fresh.push_back((group, 0)),
         }
     }
 
@@ -137,13 +121,11 @@ impl Aside {
     }
 
     /// Makes the waiting refused settlements that `is_so` ready to be tried at once, together.
-    fn bring_forward(&mut self, most: usize, is_so: impl Fn(&Topic) -> bool) {
+    fn bring_forward(&mut self, most: usize, is_so: impl Fn(&Settlement) -> bool) {
         let waiting = std::mem::take(&mut self.waiting);
         for (at, one) in waiting {
             match one {
-                Waiting::Refused(one) if is_so(one.topic()) => {
-                    self.add_fresh(one.class, one.group, most);
-                }
+                Waiting::Refused((group, _)) if is_so(&group[0]) => self.add_fresh(group, most),
                 other => drop(self.waiting.insert(at, other)),
             }
         }
@@ -162,22 +144,21 @@ impl<D: Database> Settler<'_, D> {
             batch = batch.into_iter().flat_map(Settlement::apart).collect();
         }
         let (suspects, others) = self.aside.take_suspects(batch);
-        let mut classes: BTreeMap<Class, Vec<Settlement>> = BTreeMap::new();
+        let mut classes: BTreeMap<_, Vec<Settlement>> = BTreeMap::new();
         for one in suspects {
-            let class = (one.topic(), one.lease, one.kind());
-            classes.entry(class).or_default().push(one);
+            classes.entry(one.class()).or_default().push(one);
         }
-        for (class, group) in classes {
-            self.put_aside(&class.0, &group);
-            self.aside.add_fresh(class, group, self.shared.batch());
+        for group in classes.into_values() {
+            self.put_aside(&group);
+            self.aside.add_fresh(group, self.shared.batch());
         }
         others
     }
 
-    fn put_aside(&self, topic: &Topic, group: &[Settlement]) {
+    fn put_aside(&self, group: &[Settlement]) {
         let each = group.iter().flat_map(Settlement::each);
         let claims = each.map(|one| (one.claim(), one.to));
-        self.shared.custody.put_aside(topic, claims);
+        self.shared.custody.put_aside(&group[0].topic(), claims);
     }
 
     /// Finds the topics that caused the refusal of this group, by bisection, and settles the others. Returns the
@@ -200,9 +181,8 @@ impl<D: Database> Settler<'_, D> {
                 Err((error, took)) if self.is_refused(&error) => match halves_by_topic(&mut part) {
                     Some(second) => parts.extend([part, second]),
                     None => {
-                        let class = (part[0].topic(), part[0].lease, part[0].kind());
-                        self.put_aside(&class.0, &part);
-                        self.was_refused(Try::new(class, part), &error, took);
+                        self.put_aside(&part);
+                        self.was_refused((part, 0), &error, took);
                     }
                 },
                 Err(_) => untried.extend(part),
@@ -300,7 +280,7 @@ impl<D: Database> Settler<'_, D> {
                 self.shared.pause(LOCKED_PAUSE / 4);
                 continue;
             };
-            let (Waiting::Refused(Try { group, .. }) | Waiting::Locked(group)) = &one;
+            let (Waiting::Refused((group, _)) | Waiting::Locked(group)) = &one;
             if is_late && group.iter().all(|message| message.repeated) {
                 return Ok(());
             }
@@ -313,7 +293,7 @@ impl<D: Database> Settler<'_, D> {
                 if let Some((at, one)) = self.aside.waiting.pop_last() {
                     match one {
                         Waiting::Refused(one) => self.aside.fresh.push_back(one),
-                        locked @ Waiting::Locked(_) => drop(self.aside.waiting.insert(at, locked)),
+                        locked => drop(self.aside.waiting.insert(at, locked)),
                     }
                 }
             } else if self.shared.is_abandoned() {
@@ -324,82 +304,80 @@ impl<D: Database> Settler<'_, D> {
 
     /// Returns an error only if the database is unavailable.
     fn try_to_settle(&mut self, one: Waiting) -> Result<(), DatabaseError> {
-        let mut one = match one {
+        let (group, refusals) = match one {
             Waiting::Refused(one) => one,
             Waiting::Locked(group) => {
                 self.look_at_locked(group);
                 return Ok(());
             }
         };
-        let mut groups = each_once(one.group).into_iter();
-        one.group = groups.next().unwrap_or_default();
-        for group in groups {
-            let again = Try::new(one.class.clone(), group);
-            self.aside.wait(Waiting::Refused(again), Duration::ZERO);
+        let mut groups = each_once(group).into_iter();
+        let mut group = groups.next().unwrap_or_default();
+        for again in groups {
+            (self.aside).wait(Waiting::Refused((again, 0)), Duration::ZERO);
         }
-        let was_refused = one.group.iter().any(|message| message.repeated);
-        let topic = one.topic().clone();
-        match self.settle_apart(&mut one.group, Some(topic)) {
+        let was_refused = group.iter().any(|message| message.repeated);
+        let topic = group[0].topic();
+        match self.settle_apart(&mut group, Some(topic.clone())) {
             Ok(()) => {
                 let most = self.shared.batch();
                 if was_refused {
-                    (self.aside).bring_forward(most, |topic| topic == one.topic());
+                    (self.aside).bring_forward(most, |one| one.topic() == topic);
                 }
-                if !one.group.is_empty() {
-                    self.aside.add_fresh(one.class, one.group, most);
+                if !group.is_empty() {
+                    self.aside.add_fresh(group, most);
                 }
                 Ok(())
             }
             Err((error, took)) if self.is_refused(&error) => {
-                self.was_refused(one, &error, took);
+                self.was_refused((group, refusals), &error, took);
                 Ok(())
             }
             Err((error, _)) => {
-                one.group.iter_mut().for_each(Settlement::repeat);
-                self.aside.wait(Waiting::Refused(one), self.db.after().wait);
+                group.iter_mut().for_each(Settlement::repeat);
+                (self.aside).wait(Waiting::Refused((group, refusals)), self.db.after().wait);
                 Err(error)
             }
         }
     }
 
     /// Handles the refusal of a try that was put aside: the try is repeated in halves, or later.
-    fn was_refused(&mut self, mut one: Try, error: &DatabaseError, took: Duration) {
-        let now = clock::now();
-        let is_news = self.aside.suspects.insert(one.topic().clone(), now);
+    fn was_refused(&mut self, (mut group, refusals): Try, error: &DatabaseError, took: Duration) {
+        let (now, topic) = (clock::now(), group[0].topic());
+        let is_news = self.aside.suspects.insert(topic.clone(), now).is_none();
         let rest = if self.is_busy { REST } else { IDLE_REST };
         self.aside.rests_until = Some(now + rest * took);
-        if is_news.is_none() {
-            let Topic { topic, destination } = one.topic();
-            let to = match destination.as_str() {
-                "" => String::new(),
-                name => format!(" to {name}"),
-            };
-            log::error!(event = "settle_failed", topic = topic, destination = destination, messages = one.group.len(), error:% = error; "the database refuses to record the results of {} messages of {topic}{to}: retrying until it accepts them: {error}", one.group.len());
+        if is_news {
+            let Topic { topic, destination } = topic;
+            let to = to(&destination);
+            log::error!(event = "settle_failed", topic = topic, destination = destination, messages = group.len(), error:% = error; "the database refuses to record the results of {} messages of {topic}{to}: retrying until it accepts them: {error}", group.len());
         }
         let mut was_changed = false;
-        for message in &mut one.group {
+        for message in &mut group {
             message.repeat();
             // Every database encoding can store ASCII.
             was_changed |= message.make_ascii();
         }
         if was_changed {
-            return (self.aside).wait(Waiting::Refused(one), Duration::ZERO);
+            return (self.aside).wait(Waiting::Refused((group, refusals)), Duration::ZERO);
         }
-        if one.group.len() > 1 {
-            let second = one.group.split_off(one.group.len() / 2);
-            for half in [one.group, second] {
-                let half = Try::new(one.class.clone(), half);
-                self.aside.wait(Waiting::Refused(half), Duration::ZERO);
+        if group.len() > 1 {
+            let second = group.split_off(group.len() / 2);
+            for half in [group, second] {
+                (self.aside).wait(Waiting::Refused((half, 0)), Duration::ZERO);
             }
             return;
         }
-        for message in one.group.iter().flat_map(Settlement::each) {
-            log::debug!(event = "settle_refused", sequence = message.sequence(), refusals = one.refusals + 1, error:% = error; "the database refuses to record the result of message {} ({}), {} times so far: retrying later: {error}", message.message.message_id, message.message.topic, one.refusals + 1);
+        let refusals = refusals + 1;
+        for message in group.iter().flat_map(Settlement::each) {
+            log::debug!(event = "settle_refused", sequence = message.sequence(), refusals = refusals, error:% = error; "the database refuses to record the result of message {} ({}), {refusals} times so far: retrying later: {error}", message.message.message_id, message.message.topic);
             self.shared.custody.refused(message.claim());
         }
-        let pause = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(one.refusals));
-        one.refusals += 1;
-        (self.aside).wait(Waiting::Refused(one), pause.min(LONGEST_PAUSE));
+        let pause = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(refusals - 1));
+        (self.aside).wait(
+            Waiting::Refused((group, refusals)),
+            pause.min(LONGEST_PAUSE),
+        );
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 use uuid::Uuid;
 
-pub(super) use self::report::{Failures, log_conflict, log_settled};
+pub(super) use self::report::{Failures, log_conflict, log_settled, to};
 
 use super::sql::settle::{Claim, Delivered, Discarded, Failed, Trace};
 use super::sql::split::Parts;

@@ -131,7 +131,7 @@ impl Settlement {
 }
 
 /// The destination in a sentence. A message that was not assigned to a destination has none.
-fn to(destination: &str) -> String {
+pub(crate) fn to(destination: &str) -> String {
     match destination {
         "" => String::new(),
         name => format!(" to {name}"),
