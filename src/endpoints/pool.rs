@@ -200,7 +200,6 @@ impl PoolThread<'_> {
             return Ok((None, 1));
         };
         let sender = SenderThread {
-            shared,
             desk: Desk::new(shared, bulkhead, &self.dispatches, self.outcomes),
             sending: &shared.threads.senders[self.all.number][self.number],
         };

@@ -59,11 +59,7 @@ pub(crate) fn run(
     let bulkhead = &shared.bulkheads[bulkhead];
     let dispatches = RefCell::new(Dispatches::new(&shared.metrics.outbox));
     let desk = Desk::new(shared, bulkhead, &dispatches, outcomes);
-    let sender = SenderThread {
-        shared,
-        desk,
-        sending,
-    };
+    let sender = SenderThread { desk, sending };
     let end = match (&bulkhead.serves, bulkhead.limits.request_batch) {
         (Serves::Dispatcher(dispatcher), Some(limits)) => {
             sender.send_batched(&**dispatcher, limits, gathering)
@@ -77,7 +73,6 @@ pub(crate) fn run(
 }
 
 pub(crate) struct SenderThread<'a> {
-    pub(crate) shared: &'a Arc<Shared>,
     pub(crate) desk: Desk<'a>,
     /// Shows other threads whether this thread sends.
     pub(crate) sending: &'a Stay,
@@ -85,7 +80,7 @@ pub(crate) struct SenderThread<'a> {
 
 /// Reports the outcome of sends: to metrics, observers, the gate and the settlers.
 pub(crate) struct Desk<'a> {
-    shared: &'a Shared,
+    shared: &'a Arc<Shared>,
     bulkhead: &'a Bulkhead,
     metrics: &'a OfDestination,
     /// Of this thread alone.
@@ -145,9 +140,9 @@ impl SenderThread<'_> {
     }
 
     fn ring_for_room(&self) {
-        let Bulkhead { jobs, .. } = self.desk.bulkhead;
-        let is_room = || jobs.len() <= self.desk.bulkhead.prefetch();
-        self.shared.custody.made_room(is_room);
+        let bulkhead = self.desk.bulkhead;
+        let is_room = || bulkhead.jobs.len() <= bulkhead.prefetch();
+        self.desk.shared.custody.made_room(is_room);
     }
 
     /// Sends the messages of a run, each alone.
@@ -167,7 +162,7 @@ impl SenderThread<'_> {
         let (mut next, mut sends) = (Some(first), None);
         while let Some(mut job) = next {
             // The messages behind the first may have waited for long.
-            let is_paused = run.is_begun() && self.shared.is_paused(&job.message.topic);
+            let is_paused = run.is_begun() && self.desk.shared.is_paused(&job.message.topic);
             let pass = match job.unsent {
                 None if !is_paused => admit(job.lease),
                 _ => None,
@@ -179,11 +174,8 @@ impl SenderThread<'_> {
                     (Some(self.desk.settlement(job, verdict)), None)
                 }
             };
-            sends = match (sends, sent) {
-                (Some(sends), Some(sent)) => Some(Sent::and(sends, sent)),
-                (sends, sent) => sends.or(sent),
-            };
-            let bulkheads = &self.shared.bulkheads;
+            sends = sends.into_iter().chain(sent).reduce(Sent::and);
+            let bulkheads = &self.desk.shared.bulkheads;
             next = settlement.and_then(|settlement| run.next(settlement, bulkheads));
         }
         if let Some(settlement) = run.settlement() {
@@ -245,7 +237,7 @@ impl SenderThread<'_> {
     /// Has the handler called. The handler may end after this thread has continued with other messages.
     fn hand_to(&self, handlers: &dyn Calls, begun: Begun) {
         let (message, lease) = (begun.job.message.clone(), begun.job.lease);
-        let (shared, number) = (Arc::clone(self.shared), self.desk.bulkhead.number);
+        let (shared, number) = (Arc::clone(self.desk.shared), self.desk.bulkhead.number);
         let outcomes = self.desk.outcomes.clone();
         let claim = Claim::of(&message);
         shared.custody.begin_handling(lease, claim);
@@ -367,26 +359,20 @@ impl SenderThread<'_> {
         };
         let sent = runs.into_iter().filter_map(run).collect();
         let conclude = |job, outcome| desk.concluded(job, outcome, latency);
-        Answered::new(sent, outcomes, &self.shared.bulkheads, conclude)
+        Answered::new(sent, outcomes, &self.desk.shared.bulkheads, conclude)
     }
 
     /// Begins a send. The limit grows with `messages`, because a dispatcher may send them one after the other.
     fn begin(&self, messages: usize) -> Within<'_> {
         let messages = u32::try_from(messages).unwrap_or(u32::MAX);
-        let longest = self
-            .desk
-            .bulkhead
-            .limits
-            .send_timeout
-            .saturating_mul(messages);
-        self.sending.within(longest.saturating_add(MARGIN))
+        let longest = self.desk.bulkhead.limits.send_timeout;
+        let longest = longest.saturating_mul(messages).saturating_add(MARGIN);
+        self.sending.within(longest)
     }
 
     fn tell_sending(&self, message: &Message) {
-        let observers = &self.shared.observers;
-        observers.tell(message, |one| {
-            one.sending(message, &self.desk.bulkhead.name)
-        });
+        let (observers, name) = (&self.desk.shared.observers, &self.desk.bulkhead.name);
+        observers.tell(message, |one| one.sending(message, name));
     }
 
     /// The verdict on a message that must not be sent any more.
@@ -399,7 +385,7 @@ impl SenderThread<'_> {
     }
 
     fn may_send(&self, lease: LeaseId) -> bool {
-        !self.shared.is_stopping() && self.shared.lease.may_send(lease)
+        !self.desk.shared.is_stopping() && self.desk.shared.lease.may_send(lease)
     }
 }
 
@@ -413,7 +399,7 @@ struct Begun {
 
 impl<'a> Desk<'a> {
     pub(crate) fn new(
-        shared: &'a Shared,
+        shared: &'a Arc<Shared>,
         bulkhead: &'a Bulkhead,
         dispatches: &'a RefCell<Dispatches>,
         outcomes: &'a Outcomes,
@@ -445,13 +431,9 @@ impl<'a> Desk<'a> {
     }
 
     fn tell_sent(&self, message: &Message, outcome: &Outcome, took: Duration) {
-        let mut dispatches = self.dispatches.borrow_mut();
-        dispatches.sent(&message.topic, outcome, took);
-        drop(dispatches);
-        let observers = &self.shared.observers;
-        observers.tell(message, |one| {
-            one.sent(message, &self.bulkhead.name, outcome, took);
-        });
+        (self.dispatches.borrow_mut()).sent(&message.topic, outcome, took);
+        let (observers, name) = (&self.shared.observers, &self.bulkhead.name);
+        observers.tell(message, |one| one.sent(message, name, outcome, took));
     }
 
     fn record(&self, pass: &Pass, outcome: &Outcome) {
@@ -483,11 +465,8 @@ fn dispatch_batch(dispatcher: &dyn Dispatcher, messages: &[Message]) -> Vec<Outc
     if outcomes.len() == messages.len() {
         return outcomes;
     }
-    let error = format!(
-        "the dispatcher returned {} outcomes for {} messages",
-        outcomes.len(),
-        messages.len()
-    );
+    let (returned, count) = (outcomes.len(), messages.len());
+    let error = format!("the dispatcher returned {returned} outcomes for {count} messages");
     let failure = Failure::new(ReasonCode::Failed, error);
     vec![Outcome::Retry(failure); messages.len()]
 }

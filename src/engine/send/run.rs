@@ -58,10 +58,10 @@ impl KeyRuns<'_> {
         self.roster.way(&topic)
     }
 
-    /// The longest run of a destination, and how many messages there is room for, those in flight included.
-    fn longest_at(&self, to: To) -> (Longest, usize) {
+    /// How far each of this many runs of a destination goes: they share its room, for which those in flight count.
+    fn longest_at(&self, to: To, runs: usize) -> Longest {
         let Some(bulkhead) = to.bulkhead(&self.shared.bulkheads) else {
-            return (Longest::default(), 0);
+            return Longest::default();
         };
         let (key_run, room) = match to {
             To::Member(id) => {
@@ -72,41 +72,29 @@ impl KeyRuns<'_> {
             _ => {
                 // As in a queue: a batch is sent while the next one is claimed.
                 let in_flight = self.shared.custody.of_bulkhead(bulkhead.number);
-                (
-                    bulkhead.limits.key_run,
-                    (2 * bulkhead.prefetch()).saturating_sub(in_flight),
-                )
+                let room = (2 * bulkhead.prefetch()).saturating_sub(in_flight);
+                (bulkhead.limits.key_run, room)
             }
         };
-        let longest = Longest {
-            messages: key_run.saturating_sub(1),
+        Longest {
+            messages: key_run
+                .saturating_sub(1)
+                .min(room.saturating_sub(runs) / runs),
             bytes: bulkhead.free_bytes().min(bulkhead.request_bytes()),
-        };
-        (longest, room)
+        }
     }
 }
 
 impl Runs for KeyRuns<'_> {
     fn longest(&self, first: &[Claimed]) -> Vec<Longest> {
-        let ways = first
-            .iter()
-            .map(|one| self.goes_to(&one.message, &one.message.topic));
-        let ways: Vec<To> = ways.collect();
+        let way = |one: &Claimed| self.goes_to(&one.message, &one.message.topic);
+        let ways: Vec<To> = first.iter().map(way).collect();
         let mut counts: HashMap<To, usize> = HashMap::new();
-        ways.iter()
-            .for_each(|to| *counts.entry(*to).or_default() += 1);
-        // The runs of a destination share its room.
-        let of_ways = counts.into_iter().map(|(to, count)| {
-            let (longest, room) = self.longest_at(to);
-            let messages = longest.messages.min(room.saturating_sub(count) / count);
-            (
-                to,
-                Longest {
-                    messages,
-                    ..longest
-                },
-            )
-        });
+        for to in &ways {
+            *counts.entry(*to).or_default() += 1;
+        }
+        let of_ways = counts.into_iter();
+        let of_ways = of_ways.map(|(to, count)| (to, self.longest_at(to, count)));
         let of_ways: HashMap<To, Longest> = of_ways.collect();
         ways.iter().map(|to| of_ways[to]).collect()
     }
