@@ -44,7 +44,7 @@ impl Bulkhead {
         let urls = destinations.iter().zip(urls).map(|(one, dispatcher)| {
             let limits = Limits::new(&one.policy, config, Some(one.request_batch));
             let serves = Serves::Dispatcher(dispatcher);
-            let gate = Gate::new(&one.name, one.policy.rate, one.policy.breaker);
+            let gate = Gate::new(&one.name, one.policy.rate, one.policy.breaker, None);
             Self::new(&one.name, gate, limits, serves)
         });
         let plain = |name, policy: &DeliveryPolicy, batch, serves| {

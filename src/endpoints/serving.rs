@@ -276,8 +276,8 @@ impl Maker {
         let DeliveryPolicy { rate, breaker, .. } = destination.policy;
         let follower = Follower::new(answers, self.config.endpoint_disable_after);
         let follower = Arc::new(follower);
-        let gate = Gate::new(&destination.name, rate, breaker)
-            .with_learner(Arc::clone(&follower) as Arc<dyn Learner>);
+        let learner = Arc::clone(&follower) as Arc<dyn Learner>;
+        let gate = Gate::new(&destination.name, rate, breaker, Some(learner));
         let limits = Limits::new(&destination.policy, &self.config, None);
         let serves = Serves::Dispatcher(dispatcher);
         // It has no queue and no threads: all endpoints share those of `pool`.

@@ -130,14 +130,6 @@ words! {
     }
 }
 
-/// What to do about a gate whose pause has expired.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Due {
-    Nothing,
-    /// Ask the table who may probe.
-    Probe,
-}
-
 /// Learns from the results of sends to a destination what its gate does not record.
 pub(crate) trait Learner: Send + Sync {
     /// Notes the result of a send. Whether [`learn`](Self::learn) must be called for it, although it is a success.
@@ -169,18 +161,14 @@ pub(crate) enum Admission {
 }
 
 impl Gate {
-    pub(crate) fn new(name: &str, rate: Option<Rate>, breaker: Option<Breaker>) -> Self {
-        Self::with(name, Phase::Trying(None), rate, breaker)
-    }
-
-    /// A gate that only an operator closes.
-    pub(crate) fn open(name: &str, rate: Option<Rate>) -> Self {
-        Self::with(name, Phase::Flowing, rate, None)
-    }
-
-    fn with(name: &str, phase: Phase, rate: Option<Rate>, breaker: Option<Breaker>) -> Self {
+    pub(crate) fn new(
+        name: &str,
+        rate: Option<Rate>,
+        breaker: Option<Breaker>,
+        learner: Option<Arc<dyn Learner>>,
+    ) -> Self {
         let state = State {
-            phase,
+            phase: Phase::Trying(None),
             bucket: rate.map(|rate| Bucket::new(rate, clock::now())),
             window: breaker.map(Window::new),
             openings: 0,
@@ -193,18 +181,17 @@ impl Gate {
             name: name.into(),
             is_free: AtomicBool::new(state.is_free()),
             good: AtomicU32::new(0),
-            learner: None,
+            learner,
             state: Mutex::new(state),
             changed: Condvar::new(),
         }
     }
 
-    /// The same gate, with a learner.
-    pub(crate) fn with_learner(self, learner: Arc<dyn Learner>) -> Self {
-        Self {
-            learner: Some(learner),
-            ..self
-        }
+    /// A gate that only an operator closes.
+    pub(crate) fn open(name: &str, rate: Option<Rate>) -> Self {
+        let gate = Self::new(name, rate, None, None);
+        gate.turn(&mut gate.lock(), Phase::Flowing);
+        gate
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -278,7 +265,10 @@ impl Gate {
             Phase::Flowing | Phase::Trying(None) | Phase::Probing { .. } => {}
         }
         match state.bucket.as_mut().map_or(Ok(()), |b| b.take(now)) {
-            Ok(()) => Admission::Pass(state.pass(now)),
+            Ok(()) => {
+                let is_first = state.send_first(Some(now));
+                Admission::Pass(Pass { is_first })
+            }
             Err(wait) => Admission::Wait(wait),
         }
     }
@@ -395,7 +385,7 @@ impl Gate {
             Phase::Trying(None) if state.trouble.is_some() => Room::One,
             Phase::Trying(Some(_)) if state.trouble.is_some() => Room::Closed,
             Phase::Flowing | Phase::Trying(_) => Room::Free,
-            Phase::Probing { is_in_flight } if !is_in_flight => Room::One,
+            UNUSED_PROBE => Room::One,
             Phase::Probing { .. } | Phase::Closed { .. } => Room::Closed,
             Phase::Held { .. } | Phase::Refused => Room::Closed,
         }
@@ -422,16 +412,9 @@ impl Gate {
     /// Whether this relay has the right to probe and has not used it.
     pub(crate) fn has_unused_probe(&self) -> bool {
         let state = self.lock();
-        let until = state.may_probe_until;
-        let is_unused = matches!(
-            state.phase,
-            UNUSED_PROBE
-                | Phase::Held {
-                    then_probe: true,
-                    ..
-                }
-        );
-        until.is_some_and(|until| clock::now() < until) && is_unused
+        let is_in_time = |until: Instant| clock::now() < until;
+        let is_used = state.phase == Phase::Probing { is_in_flight: true };
+        state.is_probing() && !is_used && state.may_probe_until.is_some_and(is_in_time)
     }
 
     /// When the pause expires, or a locked row is to be tried again.
@@ -447,13 +430,14 @@ impl Gate {
         }
     }
 
-    /// Opens the gate if its pause has expired, unless a breaker has closed the gate.
-    pub(crate) fn open_in_time(&self, now: Instant) -> Due {
+    /// Opens the gate if its pause has expired. Whether a breaker has closed the gate, so that the table must be asked who
+    /// may probe.
+    pub(crate) fn open_in_time(&self, now: Instant) -> bool {
         let mut state = self.lock();
         self.count_good(&mut state, now);
         if let Phase::Held { until, then_probe } = state.phase {
             if now < until {
-                return Due::Nothing;
+                return false;
             }
             let next = match then_probe {
                 true => UNUSED_PROBE,
@@ -472,18 +456,18 @@ impl Gate {
             then_probe,
         } = state.phase
         else {
-            return Due::Nothing;
+            return false;
         };
         if now < until || state.news.is_some() {
-            return Due::Nothing;
+            return false;
         }
         if then_probe {
-            return Due::Probe;
+            return true;
         }
         self.turn(&mut state, Phase::Trying(None));
         drop(state);
         log::info!(event = "destination_resumed", destination:% = self.name; "the pause of {} has expired: sending again", self.name);
-        Due::Nothing
+        false
     }
 
     /// Gives this relay the right to probe for this long.
@@ -533,9 +517,12 @@ impl State {
         self.phase == Phase::Flowing && self.bucket.is_none()
     }
 
-    fn pass(&mut self, now: Instant) -> Pass {
-        let is_first = self.send_first(Some(now));
-        Pass { is_first }
+    /// Whether this relay has had the right to probe since the breaker opened.
+    fn is_probing(&self) -> bool {
+        match self.phase {
+            Phase::Held { then_probe, .. } => then_probe,
+            phase => matches!(phase, Phase::Probing { .. }),
+        }
     }
 
     /// If one send goes first, records that it begins `now`, or (`None`) that it was not made. Returns whether one send
@@ -575,16 +562,11 @@ fn pause_of(outcome: &Outcome) -> Option<(Pause, &Failure)> {
 
 /// The failure of this relay itself, of its machine, its proxy or its settings.
 fn own_trouble(outcome: &Outcome) -> Option<&Failure> {
-    use ReasonCode as Code;
+    use ReasonCode::{BlockedAddress, Proxy, Shortage};
 
+    let is_own = |failure: &Failure| matches!(failure.code, Shortage | Proxy | BlockedAddress);
     match outcome {
-        Outcome::Wait(failure) => {
-            let is_own = matches!(
-                failure.code,
-                Code::Shortage | Code::Proxy | Code::BlockedAddress
-            );
-            is_own.then_some(failure)
-        }
+        Outcome::Wait(failure) if is_own(failure) => Some(failure),
         _ => None,
     }
 }

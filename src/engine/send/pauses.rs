@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::bulkhead::Bulkhead;
-use super::gate::{Due, News};
+use super::gate::News;
 use super::paused::{Pauses, of_kind};
 use super::sql::pause::{Pausable, Paused};
 use crate::clock;
@@ -56,7 +56,7 @@ pub(crate) fn follow_gate<D: Database>(
             return Ok(());
         }
     }
-    if gate.open_in_time(clock::now()) == Due::Probe && may_probe {
+    if gate.open_in_time(clock::now()) && may_probe {
         probe(shared, db, bulkhead)?;
     }
     Ok(())

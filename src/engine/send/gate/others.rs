@@ -15,14 +15,7 @@ impl Gate {
         if state.news.is_some() || state.phase == Phase::Refused {
             return;
         }
-        let is_probing = matches!(
-            state.phase,
-            Phase::Probing { .. }
-                | Phase::Held {
-                    then_probe: true,
-                    ..
-                }
-        );
+        let is_probing = state.is_probing();
         let is_breaker = |row: &Paused| row.reason == BREAKER_OPEN;
         // A gate without a breaker ignores that of a relay with other settings.
         let has_breaker = state.window.is_some();
