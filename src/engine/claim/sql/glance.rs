@@ -13,7 +13,7 @@ use diesel::{PgConnection, select};
 
 use super::claim::Reads;
 use crate::engine::lease::sql::lease::{LeaseId, at_work, is_not_over, leases, stands_by};
-use crate::engine::send::sql::pause::{Paused, is_pause, pauses};
+use crate::engine::send::sql::pause::{Paused, is_pause, pauses, with_ends};
 use crate::engine::serves::sql::topics::is_recorded;
 use crate::name::OutboxName;
 use crate::sql::functions::{
@@ -117,14 +117,9 @@ fn paused(
 ) -> Pauses {
     let rows = kinds.into_iter().zip(names).zip(reasons).zip(openings);
     let rows = rows.zip(until.into_iter().zip(lasts)).zip(by);
-    let mut are_ahead = false;
-    let rows = rows.map(|(((((kind, name), reason), openings), end), by)| {
-        let row = (kind, name, reason, openings, end, by, now);
-        let (row, is_ahead) = Paused::of_row(row);
-        are_ahead |= is_ahead;
-        row
-    });
-    (rows.collect(), are_ahead)
+    with_ends(rows.map(|(((((kind, name), reason), openings), end), by)| {
+        (kind, name, reason, openings, end, by, now)
+    }))
 }
 
 type AskedOfLeases = (

@@ -92,8 +92,7 @@ pub(crate) fn all_in_time(conn: &mut PgConnection, name: &OutboxName) -> QueryRe
 
 /// All pauses, and whether one ends later than it lasts.
 fn with_limits(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<(Vec<Paused>, bool)> {
-    let mut are_ahead = false;
-    let rows = QueryDsl::filter(pauses(name), is_pause())
+    let rows: Vec<Row> = QueryDsl::filter(pauses(name), is_pause())
         .order((pause::kind, pause::name, pause::paused_by))
         .select((
             pause::kind,
@@ -105,14 +104,7 @@ fn with_limits(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<(Vec<P
             clock_timestamp(),
         ))
         .load(conn)?;
-    let rows: Vec<Row> = rows;
-    let rows = rows.into_iter().map(|row| {
-        let (row, is_ahead) = Paused::of_row(row);
-        are_ahead |= is_ahead;
-        row
-    });
-    let rows = rows.collect();
-    Ok((rows, are_ahead))
+    Ok(with_ends(rows))
 }
 
 /// All pauses of destinations and topics; a paused tenant counts as a pause of each of its destinations, with `only` of this
@@ -150,27 +142,28 @@ pub(super) type Row = (
     PgTimestamp,
 );
 
-impl Paused {
-    /// The pause, and whether it ends later than it lasts.
-    pub(crate) fn of_row((kind, name, reason, openings, end, by, now): Row) -> (Self, bool) {
-        let is_endless = |time: &PgTimestamp| matches!(time.0, i64::MIN | i64::MAX);
-        let (until, lasts) = end;
+/// The pauses of these rows, and whether one ends later than it lasts.
+pub(crate) fn with_ends(rows: impl IntoIterator<Item = Row>) -> (Vec<Paused>, bool) {
+    let is_endless = |time: &PgTimestamp| matches!(time.0, i64::MIN | i64::MAX);
+    let mut are_ahead = false;
+    let pause = |(kind, name, reason, openings, (until, lasts), by, now): Row| {
         let most = lasts.map_or(Duration::MAX, length);
         let left = until.filter(|until| !is_endless(until)).map(|until| {
             let micros = until.0.saturating_sub(now.0);
             Duration::from_micros(u64::try_from(micros).unwrap_or(0))
         });
-        let is_ahead = left.is_some_and(|left| left > most.saturating_add(TOLERANCE));
-        let row = Self {
+        are_ahead |= left.is_some_and(|left| left > most.saturating_add(TOLERANCE));
+        Paused {
             kind,
             name,
             reason,
             by: Hand::of_column(Some(&by)),
             openings: u32::try_from(openings).unwrap_or(0),
             left: left.map(|left| left.min(most)),
-        };
-        (row, is_ahead)
-    }
+        }
+    };
+    let rows = rows.into_iter().map(pause).collect();
+    (rows, are_ahead)
 }
 
 /// Pauses a destination or a topic for a time, or until it is resumed. `false`: a longer pause of this hand exists, and
