@@ -283,7 +283,6 @@ impl<'a, D: Database> Settler<'a, D> {
         let now = clock::now();
         let took = now.saturating_duration_since(began);
         shared.metrics.settle_seconds.record(took.as_secs_f64());
-        self.splits.took(kind, took);
         let unfinished: HashMap<i64, Option<String>> = written.unfinished.into_iter().collect();
         let ended = group.iter();
         let ended = ended.filter(|one| !unfinished.contains_key(&one.sequence()));
@@ -302,6 +301,7 @@ impl<'a, D: Database> Settler<'a, D> {
             look_at_the_next(shared, group, &seen_to);
         }
         if kind == Kind::Split {
+            self.splits.took(took);
             // The new rows of the fan-out are ready to be claimed.
             shared.signals.news.ring();
         }

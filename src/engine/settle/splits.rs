@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::Settler;
-use super::settlement::{Kind, Settlement};
+use super::settlement::Settlement;
 use super::sql::split::Piece;
 use crate::clock;
 use crate::engine::host::database::Database;
@@ -125,11 +125,8 @@ impl Splits {
             .saturating_mul(u32::try_from(parts).unwrap_or(u32::MAX))
     }
 
-    /// Notes how long a settle of this kind took.
-    pub(super) fn took(&mut self, kind: Kind, took: Duration) {
-        if kind != Kind::Split {
-            return;
-        }
+    /// Notes how long a piece took.
+    pub(super) fn took(&mut self, took: Duration) {
         let Piece { parts, bytes } = self.piece;
         if took > SLOW {
             self.shrink();
@@ -151,46 +148,42 @@ impl Splits {
     /// Takes messages of one lease, each sequence at most once, that together have work for a piece, in the order of their
     /// turns.
     fn take_next(&mut self) -> Vec<Settlement> {
-        let order = self.order();
-        let Some(lease) = order.first().map(|at| self.waiting[*at].lease) else {
-            return Vec::new();
-        };
-        let (mut sequences, mut taken, mut parts) = (HashSet::new(), Vec::new(), 0);
-        for at in order {
-            let one = &self.waiting[at];
-            if parts >= self.piece.parts || taken.len() >= self.most.parts {
-                break;
-            }
-            if one.lease == lease && sequences.insert(one.sequence()) {
+        let all = self.take_in_turns();
+        let lease = all.first().map(|one| one.lease);
+        let (mut sequences, mut parts) = (HashSet::new(), 0);
+        let is_next = |one: &Settlement| {
+            let is_next = parts < self.piece.parts
+                && sequences.len() < self.most.parts
+                && Some(one.lease) == lease
+                && sequences.insert(one.sequence());
+            if is_next {
                 parts += one.unplaced().len();
-                taken.push(at);
             }
-        }
-        let all = std::mem::take(&mut self.waiting);
-        let mut all: Vec<Option<Settlement>> = all.into_iter().map(Some).collect();
-        let taken = taken.into_iter().filter_map(|at| all[at].take());
-        let taken: Vec<Settlement> = taken.collect();
-        self.waiting = all.into_iter().flatten().collect();
-        taken
+            is_next
+        };
+        let (next, others) = all.into_iter().partition(is_next);
+        self.waiting = others;
+        next
     }
 
-    /// The waiting messages in the order of their turns: the first of each tenant, then the second of each, and so on.
-    /// Gives the first tenant its turn.
-    fn order(&mut self) -> Vec<usize> {
-        let mut of_tenant: HashMap<Option<Uuid>, Vec<usize>> = HashMap::new();
-        for (at, one) in (0..).zip(&self.waiting) {
-            of_tenant.entry(one.message.tenant_id).or_default().push(at);
+    /// Takes the waiting messages in the order of their turns: the first of each tenant, then the second of each, and so
+    /// on. Gives the first tenant its turn.
+    fn take_in_turns(&mut self) -> Vec<Settlement> {
+        let mut of_tenant: HashMap<Option<Uuid>, Vec<Settlement>> = HashMap::new();
+        for one in std::mem::take(&mut self.waiting) {
+            let own = of_tenant.entry(one.message.tenant_id).or_default();
+            own.push(one);
         }
         self.turns
             .retain(|turn| of_tenant.contains_key(&turn.tenant));
         let mut order = Vec::new();
         for (place, turn) in (0..).zip(&self.turns) {
             let mut own = of_tenant.remove(&turn.tenant).unwrap_or_default();
-            own.sort_by_key(|at| self.waiting[*at].sequence());
+            own.sort_by_key(Settlement::sequence);
             if turn.is_of_small {
-                own.sort_by_key(|at| self.waiting[*at].unplaced().len());
+                own.sort_by_key(|one| one.unplaced().len());
             }
-            order.extend((0..).zip(own).map(|(round, at)| ((round, place), at)));
+            order.extend((0..).zip(own).map(|(round, one)| ((round, place), one)));
         }
         if let Some(turn) = self.turns.pop_front() {
             self.turns.push_back(Turn {
@@ -198,8 +191,8 @@ impl Splits {
                 ..turn
             });
         }
-        order.sort_unstable_by_key(|(turn, _): &((usize, usize), usize)| *turn);
-        order.into_iter().map(|(_, at)| at).collect()
+        order.sort_unstable_by_key(|(turn, _): &((usize, usize), Settlement)| *turn);
+        order.into_iter().map(|(_, one)| one).collect()
     }
 }
 
@@ -207,10 +200,8 @@ impl Turn {
     /// How long a message is put off that needs this long: until those before it are done, of which some are here, which
     /// are done at `done`.
     fn book(&mut self, one: &Settlement, needs: Duration, now: Instant, done: Instant) -> Duration {
-        let age = one
-            .message
-            .time_of(now)
-            .duration_since(one.message.created_at);
+        let message = &one.message;
+        let age = message.time_of(now).duration_since(message.created_at);
         let most = age.unwrap_or_default().clamp(WAITS.0, WAITS.1);
         self.booked = self.booked.max(done);
         let wait = self.booked.saturating_duration_since(now);
