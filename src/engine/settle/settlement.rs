@@ -394,9 +394,9 @@ fn make_ascii(text: &mut String) -> bool {
 }
 
 pub(crate) fn delivered(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Option<Delivered> {
-    let (response, code) = match &settlement.verdict {
-        Verdict::Delivered(response) => (Some(response), None),
-        Verdict::NoSubscriber => (None, Some(ReasonCode::NoSubscriber)),
+    let response = match &settlement.verdict {
+        Verdict::Delivered(response) => Some(response),
+        Verdict::NoSubscriber => None,
         _ => return None,
     };
     let body = response.and_then(|response| response.body.as_deref());
@@ -406,7 +406,6 @@ pub(crate) fn delivered(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Opti
         registration: settlement.registration,
         http_status: response.and_then(|response| response.status.map(i32::from)),
         response: body.map(storable),
-        code,
     })
 }
 

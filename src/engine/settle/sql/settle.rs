@@ -65,8 +65,6 @@ pub(crate) struct Delivered {
     pub(crate) registration: Option<Uuid>,
     pub(crate) http_status: Option<i32>,
     pub(crate) response: Option<String>,
-    /// Set if no destination subscribes to the message. No attempt is counted then.
-    pub(crate) code: Option<ReasonCode>,
 }
 
 /// Whether a failure counts as an attempt.
@@ -149,8 +147,9 @@ pub(crate) fn delivering<'a>(
     let (messages, sequences, claimed_at) = in_order(messages, |m| m.claim);
     let statuses: Vec<Option<i32>> = messages.iter().map(|m| m.http_status).collect();
     let responses: Vec<Option<&str>> = messages.iter().map(|m| m.response.as_deref()).collect();
-    let codes = messages.iter().map(|m| m.code.map(ReasonCode::as_str));
-    let codes: Vec<Option<&str>> = codes.collect();
+    // No attempt is counted then.
+    let is_unwanted = status == Status::NoSubscriber;
+    let code = is_unwanted.then_some(ReasonCode::NoSubscriber.as_str());
     let registrations: Vec<Option<Uuid>> = messages.iter().map(|m| m.registration).collect();
     statement(format!(
         "WITH outcome AS (
@@ -168,7 +167,7 @@ pub(crate) fn delivering<'a>(
     .bind::<Bool, _>(keep_payload)
     .bind::<Array<Timestamptz>, _>(claimed_at)
     .bind::<Array<Text>, _>(messages.iter().map(|m| &*m.destination).collect::<Vec<_>>())
-    .bind::<Array<Nullable<Text>>, _>(codes)
+    .bind::<Array<Nullable<Text>>, _>(vec![code; messages.len()])
     .bind::<Array<Nullable<SqlUuid>>, _>(registrations)
 }
 

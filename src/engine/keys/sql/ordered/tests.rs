@@ -88,7 +88,6 @@ fn recording_deliveries_and_claiming_the_next_is_one_statement() {
             registration: None,
             http_status: Some(200),
             response: None,
-            code: None,
         })
         .collect();
     let keys = held.iter();

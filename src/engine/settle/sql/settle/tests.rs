@@ -48,7 +48,6 @@ fn delivered_by(claim: Claim) -> Delivered {
         registration: None,
         http_status: Some(200),
         response: Some(format!("of {}", claim.sequence)),
-        code: None,
     }
 }
 
