@@ -16,7 +16,8 @@ use uuid::Uuid;
 use super::failing::{EpisodeTurn, TurnedEpisode};
 use super::rows::{self, AsSeen};
 use crate::endpoints::public_error::of_disabled;
-use crate::engine::send::sql::pause::{self, Pausable};
+use crate::engine::send::gate::News;
+use crate::engine::send::sql::pause;
 use crate::engine::settle::sql::settle::Failed;
 use crate::engine::settle::sql::witness::Witness;
 use crate::hand::Hand;
@@ -127,38 +128,24 @@ impl Witness for OwnEvents {
         add(conn, name, counts)
     }
 
-    fn pause(
+    fn told(
         &self,
         conn: &mut PgConnection,
         name: &OutboxName,
         destination: &str,
-        why: ReasonCode,
+        news: News,
     ) -> QueryResult<()> {
-        let kind = Pausable::Destination;
-        let by = (Hand::Receiver, why.as_str());
-        if pause::pause(conn, name, kind, destination, by, None, 0)? {
-            let facts = json!({ "reason": why.as_str() });
-            write(conn, name, PAUSED, destination, facts)?;
-        }
-        Ok(())
-    }
-
-    /// A failed probe does not open the breaker again. So a failing endpoint that gets the event of its own breaker gets
-    /// only one.
-    fn open_breaker(
-        &self,
-        conn: &mut PgConnection,
-        name: &OutboxName,
-        destination: &str,
-        lasts: Duration,
-        openings: u32,
-    ) -> QueryResult<()> {
-        if !pause::open_breaker(conn, name, destination, lasts, openings)? {
-            return Ok(());
-        }
-        let until: Option<PgTimestamp> = pause::open_until(conn, name, destination)?;
-        let facts = json!({ "until": until.map(rfc3339) });
-        write(conn, name, OPENED, destination, facts)
+        let (topic, facts) = match news {
+            News::Paused(why, None) => (PAUSED, json!({ "reason": why.as_str() })),
+            // A failed probe does not open the breaker again. So a failing endpoint that gets the event of its own breaker
+            // gets only one.
+            News::Opened(..) => {
+                let until: Option<PgTimestamp> = pause::open_until(conn, name, destination)?;
+                (OPENED, json!({ "until": until.map(rfc3339) }))
+            }
+            News::Paused(..) | News::Recovered => return Ok(()),
+        };
+        write(conn, name, topic, destination, facts)
     }
 }
 

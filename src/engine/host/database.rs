@@ -254,22 +254,23 @@ pub(crate) fn record_news(
     // The time that is left now: the database may have been unavailable meanwhile.
     let left = |until: Instant| until.saturating_duration_since(Instant::now());
     let kind = Pausable::Destination;
-    match (news, witness) {
-        (News::Paused(code, None), Some(witness)) => witness.pause(conn, name, which, code),
+    let is_new = match (news, witness) {
         (News::Paused(code, until), _) => {
-            let until = until.map(left);
             let by = (Hand::Receiver, code.as_str());
-            pause::pause(conn, name, kind, which, by, until, 0).map(drop)
+            pause::pause(conn, name, kind, which, by, until.map(left), 0)
         }
-        (News::Opened(until, openings), Some(witness)) => {
-            witness.open_breaker(conn, name, which, left(until), openings)
+        (News::Opened(until, openings), Some(_)) => {
+            pause::open_breaker(conn, name, which, left(until), openings)
         }
         (News::Opened(until, openings), None) => {
-            let until = Some(left(until));
             let by = (Hand::Relay, BREAKER_OPEN);
-            pause::pause(conn, name, kind, which, by, until, openings).map(drop)
+            pause::pause(conn, name, kind, which, by, Some(left(until)), openings)
         }
-        (News::Recovered, _) => pause::close_breaker(conn, name, which).map(drop),
+        (News::Recovered, _) => pause::close_breaker(conn, name, which),
+    }?;
+    match witness {
+        Some(witness) if is_new => witness.told(conn, name, which, news),
+        _ => Ok(()),
     }
 }
 
