@@ -228,14 +228,10 @@ impl<'a, D: Database> Settler<'a, D> {
     pub(crate) fn settle(&mut self, batch: Vec<Settlement>) -> Vec<Settlement> {
         let mut groups: BTreeMap<(LeaseId, Kind), Vec<Settlement>> = BTreeMap::new();
         for settlement in batch {
-            if settlement.kind() == Kind::Split {
-                self.splits.add(settlement);
-                continue;
+            match settlement.kind() {
+                Kind::Split => self.splits.add(settlement),
+                kind => (groups.entry((settlement.lease, kind)).or_default()).push(settlement),
             }
-            groups
-                .entry((settlement.lease, settlement.kind()))
-                .or_default()
-                .push(settlement);
         }
         let mut left = Vec::new();
         for mut group in groups.into_values().flat_map(each_once) {
@@ -385,7 +381,7 @@ impl<'a, D: Database> Settler<'a, D> {
         done.into_iter().for_each(|one| self.tell(one, now));
         dead.into_iter()
             .for_each(|one| self.tell(&one.in_conflict(), now));
-        self.tell_conflicts(&conflicts);
+        self.tell_conflicts(kind, &conflicts);
     }
 
     fn leave_custody(&self, lease: LeaseId, ended: &[&Settlement]) {
@@ -427,7 +423,7 @@ impl<'a, D: Database> Settler<'a, D> {
 
     /// Logs the current state of each message that this lease no longer held. If the query fails, the outage is logged
     /// elsewhere; the outcome is lost in any case.
-    fn tell_conflicts(&mut self, conflicts: &[&Settlement]) {
+    fn tell_conflicts(&mut self, kind: Kind, conflicts: &[&Settlement]) {
         if conflicts.is_empty() {
             return;
         }
@@ -439,15 +435,10 @@ impl<'a, D: Database> Settler<'a, D> {
             let is_it = |standing: &&Whereabouts| standing.sequence == settlement.sequence();
             let found = found.as_ref().map(|found| found.iter().find(is_it));
             let why = log_conflict(settlement, settings, bulkheads, found);
-            // Of a message that was not sent, no result is lost.
-            if !matches!(
-                settlement.kind(),
-                Kind::Split | Kind::Released | Kind::Waiting
-            ) {
-                discarded.push(settlement.discarded(bulkheads, &why));
-            }
+            discarded.push(settlement.discarded(bulkheads, &why));
         }
-        if !discarded.is_empty() {
+        // Of a message that was not sent, no result is lost.
+        if !matches!(kind, Kind::Split | Kind::Released | Kind::Waiting) {
             // An outage is logged by the session, and the log has the conflict.
             let _ = self.db.note_conflicts(&discarded);
         }

@@ -34,10 +34,6 @@ impl Window {
         }
     }
 
-    pub(super) fn settings(&self) -> &Breaker {
-        &self.settings
-    }
-
     /// Counts a failed send. `true`: too many sends have failed.
     pub(super) fn count_failure(&mut self, now: Instant) -> bool {
         self.count(0, 1, now);
@@ -57,14 +53,9 @@ impl Window {
 
     fn count(&mut self, good: u32, failed: u32, now: Instant) {
         let length = self.settings.window / PARTS;
-        let age = |began: &Instant| now.saturating_duration_since(*began);
-        if self
-            .parts
-            .back()
-            .is_none_or(|(began, ..)| age(began) >= length)
-        {
-            self.parts
-                .retain(|(began, ..)| age(began) < self.settings.window);
+        let age = |part: &(Instant, u32, u32)| now.saturating_duration_since(part.0);
+        if self.parts.back().is_none_or(|part| age(part) >= length) {
+            self.parts.retain(|part| age(part) < self.settings.window);
             self.parts.push_back((now, 0, 0));
         }
         if let Some((_, sends, failures)) = self.parts.back_mut() {
@@ -83,17 +74,18 @@ impl Window {
         sends >= u64::from(self.settings.min_sends) && ratio >= self.settings.failure_ratio
     }
 
+    /// How long the breaker is open the `openings`-th time in a row (1, 2, …).
+    pub(super) fn open_time(&self, openings: u32) -> Duration {
+        let Breaker { open, open_cap, .. } = self.settings;
+        let doubled = 2_u32.saturating_pow(openings.saturating_sub(1));
+        open.saturating_mul(doubled).min(open_cap)
+    }
+
     /// Forgets all sends.
     pub(super) fn clear(&mut self) {
         self.parts.clear();
         self.run = None;
     }
-}
-
-/// How long the breaker is open the `openings`-th time in a row (1, 2, …).
-pub(super) fn open_time(settings: &Breaker, openings: u32) -> Duration {
-    let doubled = 2_u32.saturating_pow(openings.saturating_sub(1));
-    settings.open.saturating_mul(doubled).min(settings.open_cap)
 }
 
 /// What an outcome shows about the destination as a whole.
@@ -203,9 +195,10 @@ mod tests {
         let mut settings = settings();
         settings.open = Duration::from_secs(1);
         settings.open_cap = Duration::from_secs(5);
-        let seconds: Vec<u64> = (1..=4).map(|n| open_time(&settings, n).as_secs()).collect();
+        let window = Window::new(settings);
+        let seconds: Vec<u64> = (1..=4).map(|n| window.open_time(n).as_secs()).collect();
         assert_eq!(seconds, [1, 2, 4, 5]);
-        assert_eq!(open_time(&settings, u32::MAX).as_secs(), 5);
+        assert_eq!(window.open_time(u32::MAX).as_secs(), 5);
     }
 
     #[test]

@@ -23,7 +23,7 @@ const CLAIM_BYTES: usize = MOST_BYTES / 2;
 pub(super) const REQUEST_BYTES: usize = 1024 * 1024;
 /// A queue holds about this much of the senders' time: enough to last during the next claim, and little enough to leave
 /// messages to other relays.
-const PREFETCH: Duration = Duration::from_millis(250);
+const PREFETCH_MICROS: u64 = 250_000;
 /// The most lanes in one claim. If there are more, they take turns.
 pub(crate) const MOST_LANES: usize = 64;
 /// The name of the application's own dispatcher, which takes messages that no other destination serves.
@@ -134,11 +134,9 @@ impl Bulkhead {
     /// The free bytes of the destination's share; 0 until half of it is free, because small claims cost more.
     pub(crate) fn free_bytes(&self) -> usize {
         let bytes = self.bytes.load(Ordering::Acquire);
-        let free = self.most_bytes.saturating_sub(bytes);
-        if bytes <= self.most_bytes / 2 {
-            free
-        } else {
-            0
+        match bytes <= self.most_bytes / 2 {
+            true => self.most_bytes - bytes,
+            false => 0,
         }
     }
 
@@ -151,10 +149,9 @@ impl Bulkhead {
     pub(crate) fn learn(&self, took: Duration) {
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
         let before = self.send_micros.load(Ordering::Relaxed);
-        let mean = if before == 0 {
-            micros
-        } else {
-            (before - before / 8).saturating_add(micros / 8)
+        let mean = match before {
+            0 => micros,
+            _ => (before - before / 8).saturating_add(micros / 8),
         };
         // Two threads may race and one sample may be lost; the mean barely changes.
         self.send_micros.store(mean, Ordering::Relaxed);
@@ -163,15 +160,11 @@ impl Bulkhead {
     /// The most messages of the next claim, by the time that sends take.
     pub(crate) fn prefetch(&self) -> usize {
         let micros = self.send_micros.load(Ordering::Relaxed);
-        let sends = u64::try_from(PREFETCH.as_micros())
-            .unwrap_or(u64::MAX)
-            .checked_div(micros)
-            .map(|sends| usize::try_from(sends).unwrap_or(usize::MAX));
-        let Limits { batch, .. } = self.limits;
-        match sends {
-            None => self.limits.first_claim(),
-            Some(sends) => (self.limits.most_sending().saturating_mul(sends.max(1))).min(batch),
-        }
+        let Some(sends) = PREFETCH_MICROS.checked_div(micros) else {
+            return self.limits.first_claim();
+        };
+        let sends = usize::try_from(sends).unwrap_or(usize::MAX).max(1);
+        (self.limits.most_sending().saturating_mul(sends)).min(self.limits.batch)
     }
 
     /// The capacity of the queue: two batches, of which one is sent while the next is claimed, and the messages that

@@ -30,25 +30,17 @@ impl<'a> Pauses<'a> {
         }
     }
 
-    /// The pauses of a destination by its name.
-    pub(super) fn of_name(&self, name: &str) -> impl Iterator<Item = &'a Paused> {
-        self.of_destinations
-            .get(name)
-            .into_iter()
-            .flatten()
-            .copied()
-    }
-
     pub(crate) fn of_tenant(&self, tenant: Option<Uuid>) -> Option<&'a Paused> {
         self.of_tenants.get(&tenant?).copied()
     }
 
-    /// The pauses of a destination of a tenant: its own, and that of its tenant.
+    /// The pauses of a destination: its own, and that of its tenant.
     pub(crate) fn of_both(
         &self,
         name: &str,
         tenant: Option<Uuid>,
     ) -> impl Iterator<Item = &'a Paused> {
-        self.of_name(name).chain(self.of_tenant(tenant))
+        let own = self.of_destinations.get(name).into_iter().flatten();
+        own.copied().chain(self.of_tenant(tenant))
     }
 }

@@ -47,7 +47,7 @@ pub(crate) fn follow_gate<D: Database>(
         return Ok(());
     }
     if let Some(news) = gate.take_news() {
-        let told = tell(shared, db, bulkhead, news, record);
+        let told = record(db, news);
         if !matches!(told, Ok(Tried::Done(()))) {
             gate.keep_news(news);
         }
@@ -55,6 +55,7 @@ pub(crate) fn follow_gate<D: Database>(
             gate.wait_for_row(clock::now());
             return Ok(());
         }
+        count(shared, bulkhead, news);
     }
     if gate.open_in_time(clock::now()) && may_probe {
         probe(shared, db, bulkhead)?;
@@ -62,19 +63,12 @@ pub(crate) fn follow_gate<D: Database>(
     Ok(())
 }
 
-fn tell<D: Database>(
-    shared: &Shared,
-    db: &mut D,
-    bulkhead: &Bulkhead,
-    news: News,
-    record: impl FnOnce(&mut D, News) -> Answer<Tried<()>>,
-) -> Answer<Tried<()>> {
-    let told = record(db, news)?;
-    if told == Tried::Done(()) && matches!(news, News::Opened(..)) {
+/// Counts a change that was recorded.
+fn count(shared: &Shared, bulkhead: &Bulkhead, news: News) {
+    if matches!(news, News::Opened(..)) {
         let metrics = &shared.metrics.destinations[bulkhead.number];
         metrics.breaker_opened.increment(1);
     }
-    Ok(told)
 }
 
 fn probe(shared: &Shared, db: &mut impl Database, bulkhead: &Bulkhead) -> Answer<()> {
@@ -100,10 +94,8 @@ pub(crate) fn tell_the_last<D: Database>(
             let record = |db: &mut D, news| db.tell_pause(&bulkhead.name, news);
             last_of_gate(shared, db, bulkhead, record)?;
         }
-        match &mut keeper {
-            Some(keeper) => keeper.last(shared, db),
-            None => Ok(()),
-        }
+        let keeper = keeper.as_mut();
+        keeper.map_or(Ok(()), |keeper| keeper.last(shared, db))
     };
     if let Err(error) = tell_all() {
         log::warn!(event = "pause_lost", error:% = error; "could not record a pause at shutdown: other relays will discover the failing destination on their own: {error}");
@@ -122,7 +114,10 @@ pub(crate) fn last_of_gate<D: Database>(
         told = db.release_probe(&bulkhead.name)?;
     }
     if let Some(news) = bulkhead.gate.take_news() {
-        told = tell(shared, db, bulkhead, news, record)?;
+        told = record(db, news)?;
+        if told == Tried::Done(()) {
+            count(shared, bulkhead, news);
+        }
     }
     if told == Tried::Locked {
         log::warn!(event = "pause_lost", destination:% = bulkhead.name; "could not record the pause of {} at shutdown, because another session has locked its row: other relays will discover the failing destination on their own", bulkhead.name);
@@ -135,7 +130,7 @@ pub(crate) fn last_of_gate<D: Database>(
 pub(crate) fn learn(shared: &Shared, rows: &[Paused]) {
     let (now, pauses) = (clock::now(), Pauses::of(rows));
     for one in &shared.bulkheads {
-        one.gate.learn(pauses.of_name(&one.name), now);
+        one.gate.learn(pauses.of_both(&one.name, None), now);
     }
     shared.directory.paused(rows, now);
     let roster = shared.directory.roster();

@@ -42,11 +42,8 @@ impl Verdict {
 
     /// The verdict on a message that expired before its send.
     pub(crate) fn expired() -> Self {
-        let error = "expired before delivery";
-        Self::Dead(
-            Failure::new(ReasonCode::Expired, error),
-            Attempt::NotCounted,
-        )
+        let failure = Failure::new(ReasonCode::Expired, "expired before delivery");
+        Self::Dead(failure, Attempt::NotCounted)
     }
 
     /// The verdict after a failed attempt: a retry, or a dead letter. `attempts` is the number of earlier attempts.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::{Gate, News, Pass, Phase, State, UNUSED_PROBE};
 use crate::clock;
 use crate::dispatch::Pause;
-use crate::engine::send::breaker::{Sign, open_time};
+use crate::engine::send::breaker::Sign;
 use crate::log;
 use crate::status::ReasonCode;
 
@@ -74,7 +74,7 @@ impl State {
             return None;
         };
         self.openings = self.openings.saturating_add(1);
-        let until = clock::after(now, open_time(window.settings(), self.openings));
+        let until = clock::after(now, window.open_time(self.openings));
         self.close(Some(until), true);
         Some(News::Opened(until, self.openings))
     }
