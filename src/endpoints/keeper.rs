@@ -16,6 +16,7 @@ use crate::engine::host::database::{Answer, Database};
 use crate::engine::host::shared::Shared;
 use crate::engine::lease::sql::lease::LeaseId;
 use crate::engine::plan::pace::{Last, Pace};
+use crate::engine::send::gate::When;
 use crate::engine::send::pauses;
 use crate::engine::serves::routes::Refuses;
 use crate::engine::workers::{IsNew, Keeper, Surveyed};
@@ -196,29 +197,14 @@ impl<D: Database + Rows> Keeper<D> for EndpointKeeper {
         Ok(())
     }
 
-    fn exchange(&mut self, shared: &Shared, db: &mut D, may_probe: bool) -> Answer<()> {
+    fn exchange(&mut self, shared: &Shared, db: &mut D, when: When) -> Answer<()> {
         let watched = self.served.watched();
         for ServedEndpoint {
             endpoint, bulkhead, ..
         } in watched.iter().map(AsRef::as_ref)
         {
             let record = |db: &mut D, news| db.tell_pause_of(endpoint.as_seen(), news);
-            pauses::follow_gate(shared, db, bulkhead, may_probe, record)?;
-        }
-        for member in &watched {
-            follow_row(db, member)?;
-        }
-        Ok(())
-    }
-
-    fn last(&mut self, shared: &Shared, db: &mut D) -> Answer<()> {
-        let watched = self.served.watched();
-        for ServedEndpoint {
-            endpoint, bulkhead, ..
-        } in watched.iter().map(AsRef::as_ref)
-        {
-            let record = |db: &mut D, news| db.tell_pause_of(endpoint.as_seen(), news);
-            pauses::last_of_gate(shared, db, bulkhead, record)?;
+            pauses::exchange_gate(shared, db, bulkhead, when, record)?;
         }
         for member in &watched {
             follow_row(db, member)?;

@@ -25,6 +25,7 @@ use self::told::Told;
 use super::host::database::{Answer, Database};
 use super::host::shared::Shared;
 use super::plan::{Claim, Planner, Report, Step, Timing, View, Wait};
+use super::send::gate::When;
 use super::send::job::Job;
 use super::send::pauses;
 use super::send::verdict::Verdict;
@@ -212,7 +213,8 @@ impl<'a, D: Database> Claimer<'a, D> {
             Step::Undo(undo) => self.undo(undo)?,
             Step::Gates { may_probe } => {
                 let keeper = self.keeper.as_deref_mut();
-                pauses::follow_up(self.shared, keeper, &mut self.db, may_probe)?;
+                let when = When::Running { may_probe };
+                pauses::exchange(self.shared, keeper, &mut self.db, when)?;
             }
             Step::Survey(survey) => self.survey(survey)?,
             Step::LoseLease(lease) => {

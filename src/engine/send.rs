@@ -18,7 +18,7 @@ use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use self::batch::{Answered, Gathered, telling};
+use self::batch::{Gathered, answered, telling};
 use self::bulkhead::{Bulkhead, Serves};
 use self::calls::Calls;
 use self::gate::Pass;
@@ -271,18 +271,18 @@ impl SenderThread<'_> {
         each.for_each(|message| self.tell_sending(message));
         let began = Instant::now();
         let mut alone = self.take_unsent(&mut jobs, began)?;
-        let answered = match jobs.is_empty() {
+        let (settled, left) = match jobs.is_empty() {
             true => {
                 gate.return_pass(&pass);
-                Answered::default()
+                Default::default()
             }
             false => self.request(dispatcher, jobs, &pass, began),
         };
         drop(sending);
-        for settlement in answered.settled {
+        for settlement in settled {
             desk.outcomes.send(settlement)?;
         }
-        alone.extend(answered.alone);
+        alone.extend(left);
         alone.into_iter().try_for_each(|run| self.send_alone(run))
     }
 
@@ -309,14 +309,15 @@ impl SenderThread<'_> {
         Ok(alone)
     }
 
-    /// Makes one request with the messages of these runs, and reports its outcomes.
+    /// Makes one request with the messages of these runs, and reports its outcomes. Returns the results, and what is left to
+    /// be sent alone.
     fn request(
         &self,
         dispatcher: &dyn Dispatcher,
         jobs: Vec<Job>,
         pass: &Pass,
         began: Instant,
-    ) -> Answered {
+    ) -> (Vec<Settlement>, Vec<(Job, Run)>) {
         let (desk, bulkhead) = (&self.desk, self.desk.bulkhead);
         let (mut messages, mut runs) = (Vec::new(), Vec::new());
         for mut job in jobs {
@@ -359,7 +360,7 @@ impl SenderThread<'_> {
         };
         let sent = runs.into_iter().filter_map(run).collect();
         let conclude = |job, outcome| desk.concluded(job, outcome, latency);
-        Answered::new(sent, outcomes, &self.desk.shared.bulkheads, conclude)
+        answered(sent, outcomes, &self.desk.shared.bulkheads, conclude)
     }
 
     /// Begins a send. The limit grows with `messages`, because a dispatcher may send them one after the other.

@@ -9,6 +9,7 @@ use super::host::database::Answer;
 use super::host::session::Session;
 use super::host::shared::Shared;
 use super::lease::sql::lease::LeaseId;
+use super::send::gate::When;
 use super::settle::settlement::Outcomes;
 use crate::sql::brief::Tried;
 
@@ -58,8 +59,5 @@ pub(crate) trait Keeper<D> {
     fn publish(&mut self, db: &mut D, lease: LeaseId) -> Answer<()>;
 
     /// Records the changes of the members' gates, and opens those whose pause has expired.
-    fn exchange(&mut self, shared: &Shared, db: &mut D, may_probe: bool) -> Answer<()>;
-
-    /// The same at the end of the relay, once.
-    fn last(&mut self, shared: &Shared, db: &mut D) -> Answer<()>;
+    fn exchange(&mut self, shared: &Shared, db: &mut D, when: When) -> Answer<()>;
 }

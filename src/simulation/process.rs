@@ -43,7 +43,7 @@ use crate::engine::plan::to::To;
 use crate::engine::plan::{
     self, Awaited, Brought, Door, OfKeys, Planner, Report, Step, Surveyed, Timing, View, Wait,
 };
-use crate::engine::send::batch::{Answered, Gathered, telling};
+use crate::engine::send::batch::{Gathered, answered, telling};
 use crate::engine::send::bulkhead::{Bulkhead, Serves};
 use crate::engine::send::gate::{Admission, Pass};
 use crate::engine::send::job::{Job, is_expired};
@@ -1584,10 +1584,10 @@ impl<'w> Stage<'w> {
             }
             settled.extend(run.settlement());
         } else {
-            let answered = Answered::new(jobs, answers, &shared.bulkheads, conclude);
-            settled.extend(answered.settled);
+            let (ended, alone) = answered(jobs, answers, &shared.bulkheads, conclude);
+            settled.extend(ended);
             let sending = &mut self.processes.borrow_mut()[process].sending[number];
-            sending.alone.extend(answered.alone);
+            sending.alone.extend(alone);
         }
         if let Some((turn, member)) = registered {
             let served = served.expect("a relay that knows endpoints");

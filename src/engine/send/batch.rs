@@ -40,43 +40,35 @@ impl Gathered {
     }
 }
 
-/// The messages of a request, after the response.
-#[derive(Default)]
-pub(crate) struct Answered {
-    pub(crate) settled: Vec<Settlement>,
-    /// The receiver may have refused the request because of a single message: each of these is sent again, alone. The
-    /// first one of a run that was not delivered, and the run so far.
-    pub(crate) alone: Vec<(Job, Run)>,
-}
-
-impl Answered {
-    /// `outcomes`: of each message, in order. `conclude` makes the settlement of a message. The delivered messages at the
-    /// beginning of a run stay delivered. The first message that is not ends the run, or is sent again alone.
-    pub(crate) fn new(
-        sent: Vec<Job>,
-        outcomes: Vec<Outcome>,
-        bulkheads: &[Bulkhead],
-        conclude: impl Fn(Job, Outcome) -> Settlement,
-    ) -> Self {
-        let is_batch = outcomes.len() > 1;
-        let (mut answered, mut outcomes) = (Self::default(), outcomes.into_iter());
-        for job in sent {
-            let count = job.len();
-            let (first, mut run) = Run::begin(job);
-            let (mut next, mut refused) = (Some(first), None);
-            for outcome in outcomes.by_ref().take(count) {
-                match next.take() {
-                    Some(job) if is_batch && is_refusal(&outcome) => refused = Some(job),
-                    job => next = job.and_then(|job| run.next(conclude(job, outcome), bulkheads)),
-                }
-            }
-            match refused {
-                Some(job) => answered.alone.push((job, run)),
-                None => answered.settled.extend(run.settlement()),
+/// The results of the messages of a request, after the response, and the runs that are left. The receiver may have refused
+/// the request because of a single message: the first one of a run that was not delivered is sent again alone, with the run
+/// so far. `outcomes`: of each message, in order. `conclude` makes the settlement of a message. The delivered messages at the
+/// beginning of a run stay delivered. The first message that is not ends the run, or is sent again.
+pub(crate) fn answered(
+    sent: Vec<Job>,
+    outcomes: Vec<Outcome>,
+    bulkheads: &[Bulkhead],
+    conclude: impl Fn(Job, Outcome) -> Settlement,
+) -> (Vec<Settlement>, Vec<(Job, Run)>) {
+    let is_batch = outcomes.len() > 1;
+    let (mut settled, mut alone) = (Vec::new(), Vec::new());
+    let mut outcomes = outcomes.into_iter();
+    for job in sent {
+        let count = job.len();
+        let (first, mut run) = Run::begin(job);
+        let (mut next, mut refused) = (Some(first), None);
+        for outcome in outcomes.by_ref().take(count) {
+            match next.take() {
+                Some(job) if is_batch && is_refusal(&outcome) => refused = Some(job),
+                job => next = job.and_then(|job| run.next(conclude(job, outcome), bulkheads)),
             }
         }
-        answered
+        match refused {
+            Some(job) => alone.push((job, run)),
+            None => settled.extend(run.settlement()),
+        }
     }
+    (settled, alone)
 }
 
 /// The outcome that counts for the destination. The outcomes of one request usually agree; if they differ, the worst

@@ -105,6 +105,17 @@ pub(crate) enum News {
     Recovered,
 }
 
+/// When gates and the table of pauses are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum When {
+    Running {
+        /// Whether this relay may ask for the right to probe.
+        may_probe: bool,
+    },
+    /// The claimer has ended. Each change is tried once, and unused rights to probe are given back.
+    AtTheEnd,
+}
+
 /// How many messages a destination can take now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {

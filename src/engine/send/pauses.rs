@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::bulkhead::Bulkhead;
-use super::gate::News;
+use super::gate::{News, When};
 use super::paused::{Pauses, of_kind};
 use super::sql::pause::{Pausable, Paused};
 use crate::clock;
@@ -21,54 +21,58 @@ const PROBE_TIME: Duration = Duration::from_secs(5);
 
 /// Records the changes of the gates in the table, and opens gates whose pause has expired. For a gate that a breaker
 /// has closed, asks the table for the right to probe.
-pub(crate) fn follow_up<'k, D: Database>(
+pub(crate) fn exchange<'k, D: Database>(
     shared: &Shared,
     keeper: Option<&mut (dyn Keeper<D> + 'k)>,
     db: &mut D,
-    may_probe: bool,
+    when: When,
 ) -> Answer<()> {
     for bulkhead in &shared.bulkheads {
         let record = |db: &mut D, news| db.tell_pause(&bulkhead.name, news);
-        follow_gate(shared, db, bulkhead, may_probe, record)?;
+        exchange_gate(shared, db, bulkhead, when, record)?;
     }
-    keeper.map_or(Ok(()), |keeper| keeper.exchange(shared, db, may_probe))
+    keeper.map_or(Ok(()), |keeper| keeper.exchange(shared, db, when))
 }
 
 /// The same for one gate. `record`: records a change.
-pub(crate) fn follow_gate<D: Database>(
+pub(crate) fn exchange_gate<D: Database>(
     shared: &Shared,
     db: &mut D,
     bulkhead: &Bulkhead,
-    may_probe: bool,
+    when: When,
     record: impl FnOnce(&mut D, News) -> Answer<Tried<()>>,
 ) -> Answer<()> {
     let gate = &bulkhead.gate;
-    if gate.waits_for_row(clock::now()) {
-        return Ok(());
+    let mut told = Tried::Done(());
+    match when {
+        When::Running { .. } if gate.waits_for_row(clock::now()) => return Ok(()),
+        When::AtTheEnd if gate.has_unused_probe() => told = db.release_probe(&bulkhead.name)?,
+        _ => {}
     }
     if let Some(news) = gate.take_news() {
-        let told = record(db, news);
-        if !matches!(told, Ok(Tried::Done(()))) {
+        let recorded = record(db, news);
+        if !matches!(recorded, Ok(Tried::Done(()))) {
             gate.keep_news(news);
         }
-        if told? == Tried::Locked {
-            gate.wait_for_row(clock::now());
-            return Ok(());
+        told = recorded?;
+        if told == Tried::Done(()) && matches!(news, News::Opened(..)) {
+            let metrics = &shared.metrics.destinations[bulkhead.number];
+            metrics.breaker_opened.increment(1);
         }
-        count(shared, bulkhead, news);
     }
-    if gate.open_in_time(clock::now()) && may_probe {
-        probe(shared, db, bulkhead)?;
+    match (told, when) {
+        (Tried::Done(()), When::Running { may_probe }) => {
+            if gate.open_in_time(clock::now()) && may_probe {
+                probe(shared, db, bulkhead)?;
+            }
+        }
+        (Tried::Done(()), When::AtTheEnd) => {}
+        (Tried::Locked, When::Running { .. }) => gate.wait_for_row(clock::now()),
+        (Tried::Locked, When::AtTheEnd) => {
+            log::warn!(event = "pause_lost", destination:% = bulkhead.name; "could not record the pause of {} at shutdown, because another session has locked its row: other relays will discover the failing destination on their own", bulkhead.name);
+        }
     }
     Ok(())
-}
-
-/// Counts a change that was recorded.
-fn count(shared: &Shared, bulkhead: &Bulkhead, news: News) {
-    if matches!(news, News::Opened(..)) {
-        let metrics = &shared.metrics.destinations[bulkhead.number];
-        metrics.breaker_opened.increment(1);
-    }
 }
 
 fn probe(shared: &Shared, db: &mut impl Database, bulkhead: &Bulkhead) -> Answer<()> {
@@ -82,47 +86,16 @@ fn probe(shared: &Shared, db: &mut impl Database, bulkhead: &Bulkhead) -> Answer
     Ok(())
 }
 
-/// Records the changes that the last senders have caused after the end of the claimer, and gives unused rights to
-/// probe back. Tries only once: other relays discover a failing destination on their own.
+/// Records the changes that the last senders have caused after the end of the claimer. Other relays discover a failing
+/// destination on their own.
 pub(crate) fn tell_the_last<D: Database>(
     shared: &Shared,
     mut keeper: Option<Box<dyn Keeper<D>>>,
     db: &mut D,
 ) {
-    let mut tell_all = || {
-        for bulkhead in &shared.bulkheads {
-            let record = |db: &mut D, news| db.tell_pause(&bulkhead.name, news);
-            last_of_gate(shared, db, bulkhead, record)?;
-        }
-        let keeper = keeper.as_mut();
-        keeper.map_or(Ok(()), |keeper| keeper.last(shared, db))
-    };
-    if let Err(error) = tell_all() {
+    if let Err(error) = exchange(shared, keeper.as_deref_mut(), db, When::AtTheEnd) {
         log::warn!(event = "pause_lost", error:% = error; "could not record a pause at shutdown: other relays will discover the failing destination on their own: {error}");
     }
-}
-
-/// The same for one gate. `record`: records a change.
-pub(crate) fn last_of_gate<D: Database>(
-    shared: &Shared,
-    db: &mut D,
-    bulkhead: &Bulkhead,
-    record: impl FnOnce(&mut D, News) -> Answer<Tried<()>>,
-) -> Answer<()> {
-    let mut told = Tried::Done(());
-    if bulkhead.gate.has_unused_probe() {
-        told = db.release_probe(&bulkhead.name)?;
-    }
-    if let Some(news) = bulkhead.gate.take_news() {
-        told = record(db, news)?;
-        if told == Tried::Done(()) {
-            count(shared, bulkhead, news);
-        }
-    }
-    if told == Tried::Locked {
-        log::warn!(event = "pause_lost", destination:% = bulkhead.name; "could not record the pause of {} at shutdown, because another session has locked its row: other relays will discover the failing destination on their own", bulkhead.name);
-    }
-    Ok(())
 }
 
 /// Takes in the state of the table: tells it to the gates, and keeps back the paused topics and the paused destinations

@@ -175,7 +175,7 @@ fn next_keys(shared: &Shared, group: &[Settlement]) -> (HashMap<i64, Key>, HashM
         let behind = u32::try_from(one.behind.len()).unwrap_or(u32::MAX);
         let in_a_row = one.message.in_a_row.saturating_add(behind);
         let gives_way = in_a_row >= MOST_IN_A_ROW && shared.custody.room_wanted.is_so();
-        let key = one.key().filter(|_| !gives_way)?;
+        let key = Key::of(&one.message).filter(|_| !gives_way)?;
         Some(((one.sequence(), key.clone()), (key, in_a_row)))
     };
     group.iter().filter(continues).filter_map(next).unzip()

@@ -318,7 +318,7 @@ impl Settlement {
             })
         };
         let of_destinations = self.destinations_before().iter().filter_map(key);
-        of_destinations.chain(self.key())
+        of_destinations.chain(Key::of(&self.message))
     }
 
     /// The keys whose messages may have waited for this message. The first is its own key. If some messages name a
@@ -329,7 +329,7 @@ impl Settlement {
         bulkheads: &[Bulkhead],
         has_parts: bool,
     ) -> impl Iterator<Item = Key> {
-        let own = self.key();
+        let own = Key::of(&self.message);
         let beside = own.as_ref().filter(|_| has_parts).map(|own| Key {
             ordering_key: own.ordering_key.clone(),
             destination: match own.destination.is_empty() {
@@ -338,11 +338,6 @@ impl Settlement {
             },
         });
         own.into_iter().chain(beside)
-    }
-
-    /// The ordering key of the message, with the destination within which the key orders.
-    pub(super) fn key(&self) -> Option<Key> {
-        Key::of(&self.message)
     }
 
     /// The topic of the message and the destination that it names, as claims distinguish messages.

@@ -32,13 +32,9 @@ pub(crate) struct Settle<'a> {
 }
 
 impl Settle<'_> {
-    /// The settlements of several delivered messages.
-    pub(super) fn runs_of_group(&self) -> impl Iterator<Item = &Settlement> {
-        self.group.iter().filter(|one| !one.behind.is_empty())
-    }
-
+    /// Whether some settlements are of several delivered messages.
     pub(crate) fn has_runs(&self) -> bool {
-        self.runs_of_group().next().is_some()
+        self.group.iter().any(|one| !one.behind.is_empty())
     }
 }
 
@@ -146,7 +142,8 @@ fn release_broken(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryResult<H
         let each = of.iter().flat_map(|one| one.each());
         each.map(Settlement::claim).collect()
     };
-    let runs: Vec<&Settlement> = settle.runs_of_group().collect();
+    let runs = settle.group.iter().filter(|one| !one.behind.is_empty());
+    let runs: Vec<&Settlement> = runs.collect();
     let held = settle::hold(conn, name, lease, &claims(&runs))?;
     let held: HashSet<i64> = held.into_iter().collect();
     let is_broken = |one: &&Settlement| one.each().any(|one| !held.contains(&one.sequence()));
