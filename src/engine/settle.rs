@@ -413,9 +413,8 @@ impl<'a, D: Database> Settler<'a, D> {
     fn tell(&mut self, settlement: &Settlement, now: Instant) {
         let shared = self.shared;
         shared.metrics.of(settlement.to).settled(settlement, now);
-        let (settings, bulkheads) = (&shared.settings, &shared.bulkheads);
-        log_settled(settlement, settings, bulkheads, &mut self.failures, now);
-        if let Some(settled) = settlement.told(bulkheads) {
+        log_settled(settlement, shared, &mut self.failures, now);
+        if let Some(settled) = settlement.told(&shared.bulkheads) {
             let message = &settlement.message;
             shared.observers.tell(message, |one| one.settled(&settled));
         }
@@ -429,13 +428,12 @@ impl<'a, D: Database> Settler<'a, D> {
         }
         let missed: Vec<Trace> = conflicts.iter().map(|one| one.trace()).collect();
         let found = self.db.whereabouts(&missed);
-        let (settings, bulkheads) = (&self.shared.settings, &self.shared.bulkheads);
         let mut discarded = Vec::new();
         for settlement in conflicts {
             let is_it = |standing: &&Whereabouts| standing.sequence == settlement.sequence();
             let found = found.as_ref().map(|found| found.iter().find(is_it));
-            let why = log_conflict(settlement, settings, bulkheads, found);
-            discarded.push(settlement.discarded(bulkheads, &why));
+            let why = log_conflict(settlement, self.shared, found);
+            discarded.push(settlement.discarded(&self.shared.bulkheads, &why));
         }
         // Of a message that was not sent, no result is lost.
         if !matches!(kind, Kind::Split | Kind::Released | Kind::Waiting) {

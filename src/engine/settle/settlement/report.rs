@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::{Attempt, ERROR_CHARS, Kind, Settlement, Verdict, storable};
-use crate::engine::host::settings::Settings;
+use crate::engine::host::shared::Shared;
 use crate::engine::observe::observer::Settled;
 use crate::engine::send::bulkhead::Bulkhead;
 use crate::engine::settle::sql::whereabouts::Whereabouts;
@@ -228,14 +228,13 @@ impl Failures {
 /// Logs a line for a settled message, with a stable event name. Repeated failures are only counted: see [`Failures`].
 pub(crate) fn log_settled(
     settlement: &Settlement,
-    settings: &Settings,
-    bulkheads: &[Bulkhead],
+    shared: &Shared,
     failures: &mut Failures,
     now: Instant,
 ) {
     let (event, mut level) = settlement.event();
     let mut is_repeated = || {
-        let what = settlement.repeated(bulkheads);
+        let what = settlement.repeated(&shared.bulkheads);
         what.is_some_and(|what| !failures.is_new(what, now))
     };
     if level <= log::Level::Warn && level <= log::max_level() && is_repeated() {
@@ -247,13 +246,13 @@ pub(crate) fn log_settled(
     let message = &settlement.message;
     let key = hashed_key(&message.idempotency_key);
     let tenant = message.tenant_id.map(|tenant| tenant.to_string());
-    let told = settlement.as_told(bulkheads);
+    let told = settlement.as_told(&shared.bulkheads);
     let error = settlement.failure().map_or("", |failure| &failure.error);
     let error: String = storable(error).chars().take(ERROR_CHARS).collect();
     log::log!(
         level,
         event = event,
-        outbox:% = settings.table,
+        outbox:% = shared.settings.table,
         sequence = settlement.sequence(),
         message_id:% = message.message_id,
         key = key,
@@ -272,8 +271,7 @@ pub(crate) fn log_settled(
 /// the state of the message: `None` if the message no longer exists. Returns why, in words.
 pub(crate) fn log_conflict(
     settlement: &Settlement,
-    settings: &Settings,
-    bulkheads: &[Bulkhead],
+    shared: &Shared,
     now: Result<Option<&Whereabouts>, &DatabaseError>,
 ) -> String {
     let message = &settlement.message;
@@ -301,12 +299,12 @@ pub(crate) fn log_conflict(
     let standing = now.ok().flatten();
     log::warn!(
         event = "conflict",
-        outbox:% = settings.table,
+        outbox:% = shared.settings.table,
         sequence = settlement.sequence(),
         message_id:% = message.message_id,
         key = key,
         topic = message.topic,
-        destination = settlement.place(bulkheads),
+        destination = settlement.place(&shared.bulkheads),
         tenant = tenant.as_deref().unwrap_or_default(),
         outcome = settlement.kind().as_str(),
         lease = settlement.lease.0,
@@ -315,7 +313,7 @@ pub(crate) fn log_conflict(
         holder = standing.and_then(|standing| standing.relay.as_deref()).unwrap_or_default(),
         holder_lease = standing.and_then(|standing| standing.lease).unwrap_or_default();
         "discarded the result of {}{} ({}): lease {} no longer holds message {}: {why}",
-        message.topic, to(settlement.place(bulkheads)), settlement.kind().as_str(), settlement.lease.0, message.message_id
+        message.topic, to(settlement.place(&shared.bulkheads)), settlement.kind().as_str(), settlement.lease.0, message.message_id
     );
     why
 }
