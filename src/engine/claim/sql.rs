@@ -6,7 +6,6 @@ pub(crate) mod glance;
 pub(crate) mod late;
 pub(crate) mod namesakes;
 pub(crate) mod page;
-mod patrol;
 pub(crate) mod search;
 pub(crate) mod streams;
 mod unserved;

@@ -425,7 +425,7 @@ impl<'a, D: Database> Side<'a, D> {
         found.sort_unstable_by_key(|one| one.sequence);
         let found: Vec<_> = found
             .iter()
-            .map(|one| (one.sequence, one.stream(), one.key()))
+            .map(|one| (one.sequence, one.found().stream, one.key()))
             .collect();
         let newest = moment.and_then(|moment| moment.newest);
         Ok(format!("{found:?} {next:?} {newest:?}"))

@@ -23,7 +23,7 @@ use diesel::prelude::{
 };
 use diesel::query_builder::{Query, QueryFragment, QueryId};
 use diesel::result::{Error, QueryResult};
-use diesel::sql_types::{Array, BigInt, Integer, Nullable, Record, Text, Timestamptz};
+use diesel::sql_types::{Array, BigInt, Integer, Nullable, Record, Text};
 use diesel::{PgConnection, select, update};
 
 use super::namesakes::{Namesakes, is_not_left};
@@ -32,7 +32,8 @@ use crate::engine::settle::sql::settle::MOST_ATTEMPTS;
 use crate::message::{MAX_ROW_BYTES, Message};
 use crate::name::OutboxName;
 use crate::sql::functions::{
-    AnyOf, On, at_least, at_most, clock_timestamp, maybe_octet_length, now, octet_length,
+    AnyOf, On, TimeAndSequence, at_least, at_most, clock_timestamp, maybe_octet_length, now,
+    octet_length,
 };
 use crate::sql::live;
 use crate::sql::statement::kept;
@@ -77,6 +78,13 @@ impl Position {
         available_at: i64::MIN,
         sequence: i64::MIN,
     };
+
+    pub(crate) fn new(available_at: PgTimestamp, sequence: i64) -> Self {
+        Self {
+            available_at: available_at.0,
+            sequence,
+        }
+    }
 
     /// Before all messages that become available at this time.
     pub(crate) fn of_time(available_at: i64) -> Self {
@@ -210,7 +218,12 @@ impl Batch {
                 Some((digest, first)) if row.has_content(digest) => Known::Delivered(*first),
                 Some((_, first)) => Known::OtherContent(*first),
             };
-            Claimed::new(row, at, known, taken_over, before)
+            Claimed {
+                position: Position::new(row.available_at, row.sequence),
+                known,
+                taken_over,
+                message: Box::new(row.into_message(at, before)),
+            }
         });
         Ok(Self {
             claimed: claimed.collect(),
@@ -309,11 +322,15 @@ pub(super) fn is_free(expired: &[i64]) -> On<'_, candidate::table> {
 /// In the lane's topic and destination, and after the lane's position.
 pub(crate) fn is_in(lane: &Lane) -> On<'_, candidate::table> {
     let Topic { topic, destination } = &lane.stream.topic;
+    let is_there = candidate::destination.eq(destination);
+    Box::new((candidate::topic.eq(topic)).and(is_there.and(is_behind(lane.after))))
+}
+
+/// After this position.
+pub(super) fn is_behind(after: Position) -> On<'static, candidate::table> {
     let here = (candidate::available_at, candidate::sequence);
-    let place = (PgTimestamp(lane.after.available_at), lane.after.sequence);
-    let is_behind = here.into_sql::<Record<(Timestamptz, BigInt)>>().gt(place);
-    let is_there = candidate::destination.eq(destination).and(is_behind);
-    Box::new(candidate::topic.eq(topic).and(is_there))
+    let place = (PgTimestamp(after.available_at), after.sequence);
+    Box::new(here.into_sql::<TimeAndSequence>().gt(place))
 }
 
 /// What a claim must know about a candidate.
@@ -418,8 +435,7 @@ pub(crate) fn lock(
     let Some(all) = concatenated(look.into_iter()) else {
         return Ok(Vec::new());
     };
-    let found = select(all)
-        .filter(exists(at_work(name, claimant.lease)))
+    let found = kept(select(all).filter(exists(at_work(name, claimant.lease))))
         .get_result::<Vec<Facts>>(conn)
         .optional()?;
     let found = found.into_iter().flatten();
@@ -445,7 +461,6 @@ pub(crate) fn take(
     claimant: Claimant<'_>,
     found: &[LockedRow],
 ) -> QueryResult<Vec<(TakenRow, TakenOver)>> {
-    let lease = claimant.lease;
     let mut taken_rows = Vec::with_capacity(found.len());
     for kind in [TakenOver::No, TakenOver::Once, TakenOver::Again] {
         let of_kind = found.iter().filter(|one| one.taken_over == kind);
@@ -461,14 +476,11 @@ pub(crate) fn take(
             outbox::last_error_code.eq(ReasonCode::Abandoned.as_str()),
             outbox::last_error.eq(from.concat(outbox::locked_by.cast::<Nullable<Text>>())),
         );
+        let (held, taken) = (is_held_by(claimant.lease), taken(name, claimant));
         let rows: Vec<TakenRow> = match kind {
+            TakenOver::Once => kept(these.set((held, was_tried)).returning(taken)).load(conn)?,
             TakenOver::No | TakenOver::Again => {
-                let these = these.set(is_held_by(lease));
-                kept(these.returning(taken(name, claimant))).load(conn)?
-            }
-            TakenOver::Once => {
-                let these = these.set((is_held_by(lease), was_tried));
-                kept(these.returning(taken(name, claimant))).load(conn)?
+                kept(these.set(held).returning(taken)).load(conn)?
             }
         };
         taken_rows.extend(rows.into_iter().map(|row| (row, kind)));
@@ -569,26 +581,6 @@ fn delivered<'a>(
         .into_iter()
         .filter_map(|(key, digest, sequence)| Some((key, (digest?, sequence))));
     Ok(with_digest.collect())
-}
-
-impl Claimed {
-    fn new(
-        row: live::LiveRow,
-        at: PgTimestamp,
-        known: Known,
-        taken_over: TakenOver,
-        before: Instant,
-    ) -> Self {
-        Self {
-            position: Position {
-                available_at: row.available_at.0,
-                sequence: row.sequence,
-            },
-            known,
-            taken_over,
-            message: Box::new(row.into_message(at, before)),
-        }
-    }
 }
 
 pub(super) fn as_bigint(count: usize) -> i64 {

@@ -4,16 +4,18 @@
 use diesel::PgConnection;
 use diesel::dsl::{array, sql};
 use diesel::expression::SqlLiteral;
+use diesel::pg::Pg;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    BoolExpressionMethods, ExpressionMethods, IntoSql, OptionalExtension, QueryDsl, RunQueryDsl,
+    BoolExpressionMethods, ExpressionMethods, IntoSql, OptionalExtension, QueryDsl, Queryable,
+    RunQueryDsl, Selectable,
 };
-use diesel::result::QueryResult;
+use diesel::result::{Error, QueryResult};
 use diesel::select;
-use diesel::sql_types::{BigInt, Nullable, Record, Text, Timestamptz, Uuid};
+use diesel::sql_types::{BigInt, Record};
 
 use super::claim::{as_bigint, is_due, is_free};
-use super::page::{Columns, Free, Moment, PAGE, Page, Writers};
+use super::page::{Columns, ColumnsSql, Free, Moment, PAGE, Page, Writers};
 use crate::engine::keys::sql::ordered::is_first;
 use crate::name::OutboxName;
 use crate::sql::table::{candidate, other};
@@ -38,14 +40,7 @@ pub(crate) fn late(
     look: LookForLate,
 ) -> QueryResult<Page> {
     let has_its_turn = is_first(name, Some(""));
-    let facts = (
-        candidate::sequence,
-        candidate::topic,
-        candidate::destination,
-        candidate::ordering_key,
-        candidate::available_at,
-        candidate::registration,
-    );
+    let columns = <Free as Selectable<Pg>>::construct_selection();
     let free = candidate::table(name.outbox())
         .filter(candidate::sequence.gt(look.behind.unwrap_or(i64::MAX)))
         .filter(candidate::available_at.lt(PgTimestamp(look.due_before)))
@@ -54,7 +49,7 @@ pub(crate) fn late(
         .filter(candidate::ordering_key.is_null().or(has_its_turn))
         .order(candidate::sequence)
         .limit(as_bigint(PAGE))
-        .select(facts.into_sql::<Record<ColumnsSql>>());
+        .select(columns.into_sql::<Record<ColumnsSql>>());
     let newest = other::table(name.outbox())
         .filter(other::sequence.gt(look.known))
         .order(other::sequence.desc())
@@ -68,10 +63,12 @@ pub(crate) fn late(
         array(free),
     ))
     .get_result::<(i64, i64, Option<i64>, Vec<Columns>)>(conn)?;
+    let free = free.into_iter().map(Queryable::<ColumnsSql, Pg>::build);
+    let free = free.collect::<Result<_, _>>();
     let writers = Writers { oldest, next };
     Ok(Page {
         moment: Some(Moment { newest, writers }),
-        ..Page::of_sequences(free.into_iter().map(Free::from).collect())
+        ..Page::of_sequences(free.map_err(Error::DeserializationError)?)
     })
 }
 
@@ -82,16 +79,6 @@ pub(crate) fn newest(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
         .select(other::sequence);
     Ok(newest.first(conn).optional()?.unwrap_or(0))
 }
-
-/// The SQL types of [`Columns`].
-type ColumnsSql = (
-    BigInt,
-    Text,
-    Text,
-    Nullable<Text>,
-    Timestamptz,
-    Nullable<Uuid>,
-);
 
 /// Text: Diesel has no type for transaction numbers.
 fn number_of(bound: &str) -> SqlLiteral<BigInt> {

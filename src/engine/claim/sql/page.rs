@@ -1,12 +1,15 @@
 //! What the searches find: pages of free messages.
 
+use diesel::pg::Pg;
 use diesel::pg::data_types::PgTimestamp;
-use diesel::prelude::Queryable;
+use diesel::prelude::{Queryable, Selectable};
+use diesel::sql_types::{self, BigInt, Nullable, Text, Timestamptz};
 use uuid::Uuid;
 
 use super::claim::{Position, Stream, Topic};
 use super::streams::Found;
 use crate::engine::keys::sql::ordered::Key;
+use crate::sql::table::candidate;
 
 /// The most messages of a page.
 pub(crate) const PAGE: usize = 500;
@@ -60,7 +63,8 @@ impl Page {
 }
 
 /// A message that is due and not held by a relay.
-#[derive(Debug, Clone, PartialEq, Eq, Queryable)]
+#[derive(Debug, Clone, PartialEq, Eq, Queryable, Selectable)]
+#[diesel(table_name = candidate)]
 pub(crate) struct Free {
     pub(crate) sequence: i64,
     pub(crate) topic: String,
@@ -72,13 +76,6 @@ pub(crate) struct Free {
 }
 
 impl Free {
-    pub(crate) fn stream(&self) -> Stream {
-        Stream {
-            topic: self.topic(),
-            is_keyed: self.ordering_key.is_some(),
-        }
-    }
-
     pub(crate) fn topic(&self) -> Topic {
         Topic::new(&self.topic, &self.destination)
     }
@@ -93,39 +90,26 @@ impl Free {
     /// The message's stream, and its position there.
     pub(crate) fn found(&self) -> Found {
         Found {
-            stream: self.stream(),
+            stream: Stream {
+                topic: self.topic(),
+                is_keyed: self.ordering_key.is_some(),
+            },
             first: self.position(),
         }
     }
 
     pub(crate) fn position(&self) -> Position {
-        Position {
-            available_at: self.available_at.0,
-            sequence: self.sequence,
-        }
+        Position::new(self.available_at, self.sequence)
     }
 }
 
-/// The columns of a [`Free`], as one record.
-pub(super) type Columns = (
-    i64,
-    String,
-    String,
-    Option<String>,
-    PgTimestamp,
-    Option<Uuid>,
+/// The columns of a [`Free`], and their SQL types.
+pub(super) type Columns = <Free as Queryable<ColumnsSql, Pg>>::Row;
+pub(super) type ColumnsSql = (
+    BigInt,
+    Text,
+    Text,
+    Nullable<Text>,
+    Timestamptz,
+    Nullable<sql_types::Uuid>,
 );
-
-impl From<Columns> for Free {
-    fn from(columns: Columns) -> Self {
-        let (sequence, topic, destination, ordering_key, available_at, registration) = columns;
-        Self {
-            sequence,
-            topic,
-            destination,
-            ordering_key,
-            available_at,
-            registration,
-        }
-    }
-}

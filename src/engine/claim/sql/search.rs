@@ -1,17 +1,18 @@
 //! The queries of the searches for messages that claims of lanes do not find.
 
 use diesel::PgConnection;
+use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl, SelectableHelper};
 use diesel::result::QueryResult;
 
-use super::claim::{Position, Stream};
+use super::claim::{Position, Stream, as_bigint, is_due, is_free};
 use super::late::{LookForLate, late};
-use super::page::Page;
-use super::patrol::free;
+use super::page::{Free, PAGE, Page};
 use super::unserved::expired;
 use super::walk::{first_of, walk};
 use crate::engine::keys::sql::ordered::Key;
 use crate::name::OutboxName;
 use crate::sql::range::Range;
+use crate::sql::table::candidate;
 
 /// What a search looks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,4 +53,24 @@ pub(crate) fn find(
         Ask::Walk(from) => walk(conn, name, leases, from),
         Ask::Range(range) => free(conn, name, leases, *range),
     }
+}
+
+/// The first messages of the range that are due, and not held or held by an expired lease. They are found by the primary
+/// key, so dead entries of other indexes do not slow the query.
+fn free(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    expired: &[i64],
+    range: Range,
+) -> QueryResult<Page> {
+    let found = candidate::table(name.outbox())
+        .filter(candidate::sequence.gt(range.after))
+        .filter(candidate::sequence.le(range.upto))
+        .filter(is_due())
+        .filter(is_free(expired))
+        .order(candidate::sequence)
+        .limit(as_bigint(PAGE))
+        .select(Free::as_select())
+        .load(conn)?;
+    Ok(Page::of_sequences(found))
 }

@@ -4,8 +4,10 @@
 //! Text: a loose index scan is recursive (WITH RECURSIVE).
 
 use diesel::PgConnection;
+use diesel::deserialize;
+use diesel::pg::Pg;
 use diesel::pg::data_types::PgTimestamp;
-use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, QueryDsl, RunQueryDsl};
+use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, QueryDsl, Queryable, RunQueryDsl};
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Bool, Text, Timestamptz};
 
@@ -22,16 +24,30 @@ pub(crate) struct Found {
     pub(crate) first: Position,
 }
 
+/// Topic, destination and position, and whether the messages have a key.
+type FoundSql = ((Text, Text, Timestamptz, BigInt), Bool);
+
+impl Queryable<FoundSql, Pg> for Found {
+    type Row = ((String, String, PgTimestamp, i64), bool);
+
+    fn build(row: Self::Row) -> deserialize::Result<Self> {
+        let ((topic, destination, available_at, sequence), is_keyed) = row;
+        let topic = Topic { topic, destination };
+        Ok(Self {
+            stream: Stream { topic, is_keyed },
+            first: Position::new(available_at, sequence),
+        })
+    }
+}
+
 /// All streams, by loose index scans: one probe for each stream.
 pub(crate) fn streams(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Found>> {
     statement(format!(
-        "WITH RECURSIVE {}, {}
-         SELECT *, false AS is_keyed FROM plain UNION ALL SELECT *, true AS is_keyed FROM keyed",
-        scan(name, "plain", "o.ordering_key IS NULL", "true", &NEXT),
-        scan(name, "keyed", "o.ordering_key IS NOT NULL", "true", &NEXT),
+        "{} SELECT *, false FROM plain UNION ALL SELECT *, true FROM keyed",
+        both_scans(name, &NEXT),
     ))
+    .giving::<FoundSql>()
     .load(conn)
-    .map(all_found)
 }
 
 /// The streams of the messages after a sequence, so that new messages need not wait for the slow query for all
@@ -42,26 +58,21 @@ pub(crate) fn streams_behind(
     behind: i64,
 ) -> QueryResult<Vec<Found>> {
     let mut found = Vec::new();
+    let place = (
+        candidate::topic,
+        candidate::destination,
+        candidate::available_at,
+        candidate::sequence,
+    );
     for is_keyed in [false, true] {
         let newest = candidate::table(name.outbox())
             .filter(candidate::sequence.gt(behind))
             .filter(candidate::ordering_key.is_not_null().eq(is_keyed))
             .distinct_on((candidate::topic, candidate::destination))
-            .order((
-                candidate::topic,
-                candidate::destination,
-                candidate::available_at,
-                candidate::sequence,
-            ))
-            .select((
-                candidate::topic,
-                candidate::destination,
-                candidate::available_at,
-                candidate::sequence,
-                candidate::ordering_key.is_not_null(),
-            ));
+            .order(place)
+            .select((place, candidate::ordering_key.is_not_null()));
         // A plan for all sequences would use the claim index.
-        found.extend(all_found(unprepared(newest).load::<Row>(conn)?));
+        found.extend(unprepared(newest).load::<Found>(conn)?);
     }
     Ok(found)
 }
@@ -74,16 +85,8 @@ pub(crate) fn streams_to(
     destination: &str,
 ) -> QueryResult<Vec<Stream>> {
     let topics = unprepared_statement(format!(
-        "WITH RECURSIVE {}, {}
-         SELECT topic, false FROM plain UNION ALL SELECT topic, true FROM keyed",
-        scan(name, "plain", "o.ordering_key IS NULL", "true", &["topic"]),
-        scan(
-            name,
-            "keyed",
-            "o.ordering_key IS NOT NULL",
-            "true",
-            &["topic"]
-        ),
+        "{} SELECT topic, false FROM plain UNION ALL SELECT topic, true FROM keyed",
+        both_scans(name, &["topic"]),
     ));
     let found: Vec<(String, bool)> = topics.giving::<(Text, Bool)>().load(conn)?;
     let stream = |(topic, is_keyed): (String, bool)| Stream {
@@ -105,8 +108,8 @@ pub(crate) fn streams_beside(
         let of_kind = known.iter().filter(|stream| stream.is_keyed == is_keyed);
         let places = of_kind.map(|Stream { topic, .. }| (&*topic.topic, &*topic.destination));
         // The start: no topic is empty.
-        let places: Vec<(&str, &str)> = [("", "")].into_iter().chain(places).collect();
-        found.extend(beside(conn, name, is_keyed, &places)?);
+        let places = [("", "")].into_iter().chain(places).unzip();
+        found.extend(beside(conn, name, is_keyed, places)?);
     }
     Ok(found)
 }
@@ -117,12 +120,9 @@ fn beside(
     conn: &mut PgConnection,
     name: &OutboxName,
     is_keyed: bool,
-    places: &[(&str, &str)],
+    (topics, destinations): (Vec<&str>, Vec<&str>),
 ) -> QueryResult<Vec<Found>> {
-    let which = match is_keyed {
-        false => "o.ordering_key IS NULL",
-        true => "o.ordering_key IS NOT NULL",
-    };
+    let which = which(is_keyed);
     let within = |from: &str| {
         format!(
             "(o.topic, o.destination) > ({from}topic, {from}destination)
@@ -135,7 +135,6 @@ fn beside(
         last("from_topic"),
         last("from_destination")
     );
-    let (topics, destinations): (Vec<&str>, Vec<&str>) = places.iter().copied().unzip();
     statement(format!(
         "WITH RECURSIVE gap AS MATERIALIZED (
             SELECT topic AS from_topic, destination AS from_destination,
@@ -149,9 +148,9 @@ fn beside(
             UNION ALL
             (SELECT gap.n, next.* FROM inside JOIN gap USING (n) CROSS JOIN LATERAL ({next}) next)
          ), {behind}
-         SELECT topic, destination, available_at, sequence, $3 AS is_keyed FROM inside
+         SELECT topic, destination, available_at, sequence, $3 FROM inside
          UNION ALL
-         SELECT *, $3 AS is_keyed FROM behind",
+         SELECT *, $3 FROM behind",
         first = first_of_next(name, which, &within("gap.from_")),
         next = first_of_next(name, which, &within("inside.")),
         behind = scan(name, "behind", which, &behind_last, &NEXT),
@@ -159,12 +158,26 @@ fn beside(
     .bind::<Array<Text>, _>(topics)
     .bind::<Array<Text>, _>(destinations)
     .bind::<Bool, _>(is_keyed)
+    .giving::<FoundSql>()
     .load(conn)
-    .map(all_found)
+}
+
+fn which(is_keyed: bool) -> &'static str {
+    match is_keyed {
+        false => "o.ordering_key IS NULL",
+        true => "o.ordering_key IS NOT NULL",
+    }
 }
 
 /// The columns that tell one stream from the next.
 const NEXT: [&str; 2] = ["topic", "destination"];
+
+/// Scans of all streams without keys, and of all with keys.
+fn both_scans(name: &OutboxName, next: &[&str]) -> String {
+    let plain = scan(name, "plain", which(false), "true", next);
+    let keyed = scan(name, "keyed", which(true), "true", next);
+    format!("WITH RECURSIVE {plain}, {keyed}")
+}
 
 /// The first message of each stream, starting at `from`. `next`: the columns that tell one stream from the next.
 fn scan(name: &OutboxName, scan: &str, which: &str, from: &str, next: &[&str]) -> String {
@@ -191,37 +204,6 @@ fn first_of_next(name: &OutboxName, which: &str, within: &str) -> String {
           ORDER BY o.topic, o.destination, o.available_at, o.sequence LIMIT 1",
         outbox = name.outbox()
     )
-}
-
-#[derive(diesel::Queryable, diesel::QueryableByName)]
-struct Row {
-    #[diesel(sql_type = Text)]
-    topic: String,
-    #[diesel(sql_type = Text)]
-    destination: String,
-    #[diesel(sql_type = Timestamptz)]
-    available_at: PgTimestamp,
-    #[diesel(sql_type = BigInt)]
-    sequence: i64,
-    #[diesel(sql_type = Bool)]
-    is_keyed: bool,
-}
-
-fn all_found(rows: Vec<Row>) -> Vec<Found> {
-    let found = |row: Row| Found {
-        stream: Stream {
-            topic: Topic {
-                topic: row.topic,
-                destination: row.destination,
-            },
-            is_keyed: row.is_keyed,
-        },
-        first: Position {
-            available_at: row.available_at.0,
-            sequence: row.sequence,
-        },
-    };
-    rows.into_iter().map(found).collect()
 }
 
 /// The message belongs to this stream.

@@ -3,18 +3,17 @@
 use std::collections::HashMap;
 
 use diesel::PgConnection;
-use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, RunQueryDsl,
+    ExpressionMethods, NullableExpressionMethods, QueryDsl, RunQueryDsl, SelectableHelper,
 };
 use diesel::result::QueryResult;
 use diesel::sql_types::Text;
 
-use super::claim::{Position, Stream, as_bigint, is_due};
+use super::claim::{Position, Stream, as_bigint, is_behind, is_due};
 use super::page::{Free, PAGE, Page, Place};
 use super::streams::is_of;
 use crate::name::OutboxName;
-use crate::sql::functions::{TimeAndSequence, clock_timestamp, octet_length};
+use crate::sql::functions::{clock_timestamp, octet_length};
 use crate::sql::statement::unprepared;
 use crate::sql::table::{candidate, outbox};
 
@@ -23,9 +22,6 @@ const READ: usize = 5_000;
 /// The most bytes of the payloads that one call returns. The first message is returned whatever its size.
 const MOST_BYTES: usize = 4 * 1024 * 1024;
 
-/// A message, and whether it has expired (`None` if it never does).
-type Read = (Free, Option<bool>);
-
 /// The due messages of a stream, after a position, that have expired. Only due messages can be claimed.
 pub(crate) fn expired(
     conn: &mut PgConnection,
@@ -33,26 +29,17 @@ pub(crate) fn expired(
     stream: &Stream,
     after: Position,
 ) -> QueryResult<Page> {
-    let here = (candidate::available_at, candidate::sequence);
-    let place = (PgTimestamp(after.available_at), after.sequence);
     let first = candidate::table(name.outbox())
         .filter(is_of(stream))
         .filter(is_due())
-        .filter(here.into_sql::<TimeAndSequence>().gt(place))
-        .order(here)
+        .filter(is_behind(after))
+        .order((candidate::available_at, candidate::sequence))
         .limit(as_bigint(READ))
         .select((
-            (
-                candidate::sequence,
-                candidate::topic,
-                candidate::destination,
-                candidate::ordering_key,
-                candidate::available_at,
-                candidate::registration,
-            ),
+            Free::as_select(),
             candidate::expires_at.le(clock_timestamp().nullable()),
         ));
-    let read: Vec<Read> = unprepared(first).load(conn)?;
+    let read: Vec<(Free, Option<bool>)> = unprepared(first).load(conn)?;
     let mut is_cut = read.len() >= READ;
     let expired = read
         .iter()

@@ -2,36 +2,19 @@
 //!
 //! Text: a loose index scan is recursive (WITH RECURSIVE), and has a subquery for each row (LATERAL).
 
-use diesel::pg::data_types::PgTimestamp;
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Bool, Nullable, Text, Timestamptz, Uuid};
+use diesel::sql_types::{Array, BigInt, Bool, Text};
 use diesel::{PgConnection, RunQueryDsl};
 
 use super::claim::as_bigint;
-use super::page::{Free, PAGE, Page, Place};
+use super::page::{ColumnsSql, Free, PAGE, Page, Place};
 use crate::engine::keys::sql::ordered::Key;
 use crate::name::OutboxName;
 use crate::sql::statement::statement;
 
-#[derive(diesel::QueryableByName)]
-struct HeadRow {
-    #[diesel(sql_type = Text)]
-    ordering_key: String,
-    #[diesel(sql_type = Text)]
-    destination: String,
-    #[diesel(sql_type = Text)]
-    topic: String,
-    #[diesel(sql_type = BigInt)]
-    sequence: i64,
-    #[diesel(sql_type = Timestamptz)]
-    available_at: PgTimestamp,
-    #[diesel(sql_type = Nullable<Uuid>)]
-    registration: Option<uuid::Uuid>,
-    #[diesel(sql_type = Bool)]
-    is_free: bool,
-    #[diesel(sql_type = BigInt)]
-    n: i64,
-}
+/// The first message of a key, whether it is free, and the number of its key.
+type Head = (Free, bool, i64);
+type HeadSql = (ColumnsSql, Bool, BigInt);
 
 /// The first message of each of the next [`PAGE`] keys, starting at `from`, by a loose index scan: one probe for each
 /// key, however many messages wait in the key.
@@ -43,14 +26,13 @@ pub(crate) fn walk(
 ) -> QueryResult<Page> {
     let step = |from: &str| {
         format!(
-            "SELECT o.ordering_key, o.destination, o.topic, o.sequence, o.available_at, o.registration, {IS_FREE} AS is_free
-               FROM {outbox} o
+            "SELECT {HEAD} FROM {outbox} o
               WHERE o.ordering_key IS NOT NULL AND (o.ordering_key, o.destination) {from}
               ORDER BY o.ordering_key, o.destination, {PLACE} LIMIT 1",
             outbox = name.outbox(),
         )
     };
-    let rows: Vec<HeadRow> = statement(format!(
+    let heads: Vec<Head> = statement(format!(
         "WITH RECURSIVE walk AS (
             (SELECT first.*, 1::bigint AS n FROM ({first}) first)
             UNION ALL
@@ -64,10 +46,11 @@ pub(crate) fn walk(
     .bind::<Text, _>(&from.ordering_key)
     .bind::<Text, _>(&from.destination)
     .bind::<BigInt, _>(as_bigint(PAGE))
+    .giving::<HeadSql>()
     .load(conn)?;
-    let last = rows.iter().find(|row| row.n >= as_bigint(PAGE));
-    let next = last.map(HeadRow::key).map(Place::Key);
-    Ok(page(rows, next))
+    let last = heads.iter().find(|(.., n)| *n >= as_bigint(PAGE));
+    let next = last.and_then(|(last, ..)| last.key()).map(Place::Key);
+    Ok(page(heads, next))
 }
 
 /// The first message of each of these keys.
@@ -81,12 +64,11 @@ pub(crate) fn first_of(
         .iter()
         .map(|key| (key.ordering_key.as_str(), key.destination.as_str()))
         .unzip();
-    let rows: Vec<HeadRow> = statement(format!(
+    let heads = statement(format!(
         "SELECT first.*, 0::bigint AS n
            FROM unnest($2::text[], $3::text[]) AS k(ordering_key, destination)
           CROSS JOIN LATERAL (
-            SELECT o.ordering_key, o.destination, o.topic, o.sequence, o.available_at, o.registration, {IS_FREE} AS is_free
-              FROM {outbox} o
+            SELECT {HEAD} FROM {outbox} o
              WHERE o.ordering_key = k.ordering_key AND o.destination = k.destination
              ORDER BY {PLACE} LIMIT 1
           ) first",
@@ -95,38 +77,23 @@ pub(crate) fn first_of(
     .bind::<Array<BigInt>, _>(expired)
     .bind::<Array<Text>, _>(ordering_keys)
     .bind::<Array<Text>, _>(destinations)
+    .giving::<HeadSql>()
     .load(conn)?;
-    Ok(page(rows, None))
+    Ok(page(heads, None))
 }
 
 /// A message's place in the order of its key.
 const PLACE: &str = "coalesce(o.split_from, o.sequence)";
 
-/// $1: expired leases.
-const IS_FREE: &str =
-    "(o.available_at <= now() AND (o.locked_by IS NULL OR o.locked_by = ANY($1)))";
+/// The columns of a [`Free`], and whether it is free. $1: expired leases.
+const HEAD: &str =
+    "o.sequence, o.topic, o.destination, o.ordering_key, o.available_at, o.registration,
+    (o.available_at <= now() AND (o.locked_by IS NULL OR o.locked_by = ANY($1))) AS is_free";
 
-impl HeadRow {
-    fn key(&self) -> Key {
-        Key {
-            ordering_key: self.ordering_key.clone(),
-            destination: self.destination.clone(),
-        }
-    }
-}
-
-fn page(rows: Vec<HeadRow>, next: Option<Place>) -> Page {
-    let free = |row: HeadRow| Free {
-        sequence: row.sequence,
-        topic: row.topic,
-        destination: row.destination,
-        ordering_key: Some(row.ordering_key),
-        available_at: row.available_at,
-        registration: row.registration,
-    };
-    let found = rows.into_iter().filter(|row| row.is_free).map(free);
+fn page(heads: Vec<Head>, next: Option<Place>) -> Page {
+    let free = heads.into_iter().filter(|(_, is_free, _)| *is_free);
     Page {
-        found: found.collect(),
+        found: free.map(|(free, ..)| free).collect(),
         next,
         moment: None,
     }
