@@ -181,16 +181,12 @@ impl Session {
     /// table.
     fn glance(&mut self, lease: LeaseId, moment: Duration, asks: Asks<'_>) -> Answer<SeenAtGlance> {
         let began = Instant::now();
-        let seen = match (asks.locks, asks.marks) {
-            (Locks::NotWaitedFor, true) => self.run_briefly(moment, |conn, name| {
-                let (glance, paused, marks) = glance::at_all(conn, name, lease, asks.read_to)?;
-                Ok((glance, paused, Some(marks)))
+        let marks_of = asks.marks.then_some(asks.read_to);
+        let seen = match asks.locks {
+            Locks::NotWaitedFor => self.run_briefly(moment, |conn, name| {
+                glance::at_all(conn, name, lease, marks_of)
             })?,
-            (Locks::NotWaitedFor, false) => self.run_briefly(moment, |conn, name| {
-                let (glance, paused) = glance::at_pauses(conn, name, lease)?;
-                Ok((glance, paused, None))
-            })?,
-            (Locks::WaitedFor, _) => None,
+            Locks::WaitedFor => None,
         };
         if let Some((glance, (paused, are_ahead), marks)) = seen {
             let took = began.elapsed();
@@ -315,14 +311,21 @@ impl Database for Session {
                 Ok((shortened, glance::at_leases(conn, name, lease)?))
             })?;
         }
+        let Glance {
+            now,
+            is_active,
+            server,
+            ended,
+            ..
+        } = seen.glance;
         Ok(Surveyed {
             streams: found,
             took,
             shortened,
-            ended: seen.glance.ended,
-            is_active: seen.glance.is_active,
-            time: seen.glance.now,
-            server: seen.glance.server,
+            ended,
+            is_active,
+            time: now.0,
+            server: server.0,
             paused: seen.paused,
             marks: seen.marks,
         })

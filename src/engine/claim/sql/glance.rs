@@ -2,18 +2,20 @@
 
 use diesel::dsl::{array, exists, not, sql, sum};
 use diesel::internal::table_macro::NoFromClause;
-use diesel::pg::data_types::{PgInterval, PgTimestamp};
+use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
     BoolExpressionMethods, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl,
-    RunQueryDsl,
+    Queryable, RunQueryDsl,
 };
 use diesel::result::QueryResult;
-use diesel::sql_types::{Array, BigInt, Bool, Integer, Interval, Nullable, Text, Timestamptz};
+use diesel::sql_types::{
+    Array, BigInt, Bool, Integer, Interval, Nullable, Record, Text, Timestamptz,
+};
 use diesel::{PgConnection, select};
 
 use super::claim::Reads;
 use crate::engine::lease::sql::lease::{LeaseId, at_work, is_not_over, leases, stands_by};
-use crate::engine::send::sql::pause::{Paused, is_pause, pauses, with_ends};
+use crate::engine::send::sql::pause::{Paused, Row, is_pause, pauses, with_ends};
 use crate::engine::serves::sql::topics::is_recorded;
 use crate::name::OutboxName;
 use crate::sql::functions::{
@@ -24,14 +26,14 @@ use crate::sql::table::{other_lease, pause, topic};
 type Alone<T> = On<'static, NoFromClause, T>;
 
 /// The state of a relay, and of the leases of others.
-#[derive(Debug)]
+#[derive(Debug, Queryable)]
 pub(crate) struct Glance {
-    /// The database's clock, in PostgreSQL's microseconds (since 2000).
-    pub(crate) now: i64,
+    /// The database's clock.
+    pub(crate) now: PgTimestamp,
     /// Whether the relay's lease is valid and the relay does not stand by.
     pub(crate) is_active: bool,
     /// The start time of the server, which tells one server from another.
-    pub(crate) server: i64,
+    pub(crate) server: PgTimestamp,
     /// The ended leases.
     pub(crate) ended: Vec<i64>,
     /// Whether a lease is to be ended or shortened.
@@ -39,24 +41,16 @@ pub(crate) struct Glance {
 }
 
 /// Numbers that change with the members, and with what the relays of an outbox serve.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Queryable)]
 pub(crate) struct Marks {
     pub(crate) destinations: Option<i64>,
     pub(crate) leases: Option<i64>,
     pub(crate) topics: Option<i64>,
 }
 
-type OfLeases = (PgTimestamp, bool, PgTimestamp, Vec<i64>, bool);
-type OfMarks = (Option<i64>, Option<i64>, Option<i64>);
-type OfPauses = (
-    Vec<String>,
-    Vec<String>,
-    Vec<String>,
-    Vec<i32>,
-    Vec<Option<PgTimestamp>>,
-    Vec<Option<PgInterval>>,
-    Vec<String>,
-);
+/// The SQL types of a [`Row`].
+type RowSql = (Text, Text, Text, Integer, Record<EndSql>, Text, Timestamptz);
+type EndSql = (Nullable<Timestamptz>, Nullable<Interval>);
 
 /// The pauses, and whether one ends later than it lasts.
 pub(crate) type Pauses = (Vec<Paused>, bool);
@@ -67,59 +61,27 @@ pub(crate) fn at_leases(
     name: &OutboxName,
     id: LeaseId,
 ) -> QueryResult<Glance> {
-    select(of_leases(name, id)).get_result(conn).map(glance)
+    select(of_leases(name, id)).get_result(conn)
 }
 
-/// Reads the leases and the pauses.
-pub(crate) fn at_pauses(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    id: LeaseId,
-) -> QueryResult<(Glance, Pauses)> {
-    let asked = (of_leases(name, id), of_pauses(name));
-    let (leases, pauses): (OfLeases, OfPauses) = select(asked).get_result(conn)?;
-    let now = leases.0;
-    Ok((glance(leases), paused(pauses, now)))
-}
-
-/// Reads the leases, the pauses and the marks.
+/// Reads the leases, the pauses, and with `marks_of` the marks.
 pub(crate) fn at_all(
     conn: &mut PgConnection,
     name: &OutboxName,
     id: LeaseId,
-    read_to: Option<&dyn Reads>,
-) -> QueryResult<(Glance, Pauses, Marks)> {
-    let asked = (of_leases(name, id), of_pauses(name), marks(name, read_to));
-    let (leases, pauses, marks): (OfLeases, OfPauses, OfMarks) = select(asked).get_result(conn)?;
-    let (destinations, of_leases, topics) = marks;
-    let marks = Marks {
-        destinations,
-        leases: of_leases,
-        topics,
+    marks_of: Option<Option<&dyn Reads>>,
+) -> QueryResult<(Glance, Pauses, Option<Marks>)> {
+    let asked = (of_leases(name, id), of_pauses(name));
+    let (glance, pauses, marks): (Glance, Vec<Row>, _) = match marks_of {
+        None => {
+            let (glance, pauses) = select(asked).get_result(conn)?;
+            (glance, pauses, None)
+        }
+        Some(read_to) => select((asked.0, asked.1, marks(name, read_to)))
+            .get_result::<(_, _, Marks)>(conn)
+            .map(|(glance, pauses, marks)| (glance, pauses, Some(marks)))?,
     };
-    let now = leases.0;
-    Ok((glance(leases), paused(pauses, now), marks))
-}
-
-fn glance((now, is_active, server, ended, is_any_over): OfLeases) -> Glance {
-    Glance {
-        now: now.0,
-        is_active,
-        server: server.0,
-        ended,
-        is_any_over,
-    }
-}
-
-fn paused(
-    (kinds, names, reasons, openings, until, lasts, by): OfPauses,
-    now: PgTimestamp,
-) -> Pauses {
-    let rows = kinds.into_iter().zip(names).zip(reasons).zip(openings);
-    let rows = rows.zip(until.into_iter().zip(lasts)).zip(by);
-    with_ends(rows.map(|(((((kind, name), reason), openings), end), by)| {
-        (kind, name, reason, openings, end, by, now)
-    }))
+    Ok((glance, with_ends(pauses), marks))
 }
 
 type AskedOfLeases = (
@@ -156,33 +118,21 @@ fn of_leases(name: &OutboxName, id: LeaseId) -> AskedOfLeases {
     )
 }
 
-type AskedOfPauses = (
-    Alone<Array<Text>>,
-    Alone<Array<Text>>,
-    Alone<Array<Text>>,
-    Alone<Array<Integer>>,
-    Alone<Array<Nullable<Timestamptz>>>,
-    Alone<Array<Nullable<Interval>>>,
-    Alone<Array<Text>>,
-);
-
-/// The columns of all pauses, in the same order.
-fn of_pauses(name: &OutboxName) -> AskedOfPauses {
-    let rows = || {
-        let rows = pauses(name).filter(is_pause());
-        rows.order((pause::kind, pause::name, pause::paused_by))
-    };
-    (
-        Box::new(array::<Text, _>(rows().select(pause::kind))),
-        Box::new(array::<Text, _>(rows().select(pause::name))),
-        Box::new(array::<Text, _>(rows().select(pause::reason))),
-        Box::new(array::<Integer, _>(rows().select(pause::openings))),
-        Box::new(array::<Nullable<Timestamptz>, _>(
-            rows().select(pause::paused_until),
-        )),
-        Box::new(array::<Nullable<Interval>, _>(rows().select(pause::lasts))),
-        Box::new(array::<Text, _>(rows().select(pause::paused_by))),
-    )
+fn of_pauses(name: &OutboxName) -> Alone<Array<Record<RowSql>>> {
+    let columns = (
+        pause::kind,
+        pause::name,
+        pause::reason,
+        pause::openings,
+        (pause::paused_until, pause::lasts).into_sql::<Record<EndSql>>(),
+        pause::paused_by,
+        clock_timestamp(),
+    );
+    let rows = pauses(name)
+        .filter(is_pause())
+        .order((pause::kind, pause::name, pause::paused_by))
+        .select(columns.into_sql::<Record<RowSql>>());
+    Box::new(array(rows))
 }
 
 type AskedOfMarks<'a> = (

@@ -132,7 +132,7 @@ pub(crate) fn of_each(
 }
 
 /// The columns of a pause, and the time at which they were read.
-pub(super) type Row = (
+pub(crate) type Row = (
     String,
     String,
     String,
