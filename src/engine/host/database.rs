@@ -343,13 +343,8 @@ impl Database for Session {
                 Which::Chosen(sequences) => Some(claim::claim_chosen(conn, name, by, sequences)?),
                 Which::First(candidates) => ordered::claim(conn, name, by, candidates)?,
                 Which::Due(lanes, goes_to, room) => {
-                    let goes_to: Vec<&str> = goes_to.iter().map(String::as_str).collect();
-                    let mut due = Vec::new();
-                    let found = ordered::due(conn, name, by, lanes, &goes_to)?;
-                    for (lane, found) in lanes.iter().zip(found) {
-                        due.extend(found.candidates);
-                        reached.extend(found.reached.map(|at| (lane.stream.clone(), at)));
-                    }
+                    let mut due;
+                    (due, reached) = ordered::due(conn, name, by, lanes, goes_to)?;
                     due.truncate(room);
                     match due.is_empty() {
                         true => Some(Batch::default()),

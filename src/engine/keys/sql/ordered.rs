@@ -21,7 +21,7 @@ mod run;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use diesel::dsl::array;
 use diesel::internal::table_macro::{Inner, Join, NoFromClause};
@@ -39,8 +39,8 @@ pub(crate) use self::next::{claim_next, deliver_and_claim_next};
 use self::run::claim_behind;
 use super::lock::try_lock;
 use crate::engine::claim::sql::claim::{
-    ARRAYS_AT_ONCE, Batch, Candidates, Claimant, Claimed, Lane, Position, can_be_taken, claim_from,
-    concatenated, facts, is_due, is_in,
+    ARRAYS_AT_ONCE, Batch, Candidates, Claimant, Claimed, Lane, Position, Stream, can_be_taken,
+    claim_from, concatenated, facts, is_due, is_in,
 };
 use crate::engine::lease::sql::lease::LeaseId;
 use crate::message::Message;
@@ -157,12 +157,10 @@ fn is_not_kept_back<'a>(name: &OutboxName, goes_to: Option<&'a str>) -> On<'a, c
     let keeping_back = || dead::table(name.dead()).filter(dead::blocks_key);
     let is_before = coalesce(dead::split_from, dead::sequence)
         .lt(coalesce(candidate::split_from, candidate::sequence));
+    let names_none = candidate::destination.eq("");
     let goes_there: Beside<'_, dead::table> = match goes_to {
-        Some(goes_to) => {
-            let goes_there = dead::named_destination.eq(goes_to);
-            Box::new(candidate::destination.eq("").and(goes_there))
-        }
-        None => Box::new(candidate::destination.eq("")),
+        Some(goes_to) => Box::new(names_none.and(dead::named_destination.eq(goes_to))),
+        None => Box::new(names_none),
     };
     let is_in_its_order = dead::named_destination
         .eq(candidate::destination)
@@ -186,33 +184,24 @@ pub(crate) struct Candidate {
     pub(crate) goes_to: String,
 }
 
-/// The result for a lane.
-#[derive(Debug, Default, Clone)]
-pub(crate) struct DueKeys {
-    pub(crate) candidates: Vec<Candidate>,
-    /// Where the scan of the lane ended; `None`: the lane has no more messages.
-    pub(crate) reached: Option<Position>,
-}
-
 /// The most messages of a lane that one statement reads: most of the messages may wait for an earlier one.
 const LOOKED_AT: i64 = 2000;
 
 /// The number of the lane, the sequence, when the message is available, whether it can be claimed.
-type DueRow = (Integer, BigInt, Timestamptz, Bool);
+type DueRow = (i32, i64, PgTimestamp, bool);
+type DueRowSql = (Integer, BigInt, Timestamptz, Bool);
 
-/// The messages of these lanes that appear claimable, from each lane's position. `goes_to`: the destination of each
-/// lane. The results are in the order of the lanes.
+/// The messages of these lanes that appear claimable, from each lane's position, in the order of the lanes. Also the
+/// position that was reached in each lane that has more messages. `goes_to`: the destination of each lane.
 pub(crate) fn due(
     conn: &mut PgConnection,
     name: &OutboxName,
     claimant: Claimant<'_>,
     lanes: &[Lane],
-    goes_to: &[&str],
-) -> QueryResult<Vec<DueKeys>> {
-    let mut found = vec![DueKeys::default(); lanes.len()];
-    let numbered: Vec<(i32, (&Lane, &str))> = (0..)
-        .zip(lanes.iter().zip(goes_to.iter().copied()))
-        .collect();
+    goes_to: &[String],
+) -> QueryResult<(Vec<Candidate>, HashMap<Stream, Position>)> {
+    let (mut due, mut reached) = (Vec::new(), HashMap::new());
+    let numbered: Vec<(i32, (&Lane, &String))> = (0..).zip(lanes.iter().zip(goes_to)).collect();
     for part in numbered.chunks(ARRAYS_AT_ONCE) {
         let seen = part
             .iter()
@@ -220,13 +209,15 @@ pub(crate) fn due(
         let Some(seen) = concatenated(seen) else {
             continue;
         };
-        let seen: Vec<(i32, i64, PgTimestamp, bool)> = select(seen).get_result(conn)?;
+        let seen: Vec<DueRow> = select(seen).get_result(conn)?;
         for of_lane in seen.chunk_by(|one, other| one.0 == other.0) {
             let number = usize::try_from(of_lane[0].0).unwrap_or(0);
-            found[number] = candidates_among(of_lane, lanes[number].room, goes_to[number]);
+            let lane = &lanes[number];
+            let end = add_candidates(&mut due, of_lane, lane.room, &goes_to[number]);
+            reached.extend(end.map(|at| (lane.stream.clone(), at)));
         }
     }
-    Ok(found)
+    Ok((due, reached))
 }
 
 /// The first messages of a lane after its position, whether they can be claimed or not.
@@ -236,7 +227,7 @@ fn seen_in<'a>(
     number: i32,
     lane: &'a Lane,
     goes_to: &'a str,
-) -> On<'a, NoFromClause, Array<Record<DueRow>>> {
+) -> On<'a, NoFromClause, Array<Record<DueRowSql>>> {
     let can_be_claimed = can_be_taken(claimant).and(is_first(name, Some(goes_to)));
     let seen = (
         number,
@@ -250,28 +241,30 @@ fn seen_in<'a>(
         .filter(is_due())
         .order((candidate::available_at, candidate::sequence))
         .limit(LOOKED_AT)
-        .select(seen.into_sql::<Record<DueRow>>());
+        .select(seen.into_sql::<Record<DueRowSql>>());
     Box::new(array(first))
 }
 
-fn candidates_among(seen: &[(i32, i64, PgTimestamp, bool)], room: usize, goes_to: &str) -> DueKeys {
-    let mut found = DueKeys::default();
+/// Returns where the scan of the lane ended; `None`: the lane has no more messages.
+fn add_candidates(
+    due: &mut Vec<Candidate>,
+    seen: &[DueRow],
+    room: usize,
+    goes_to: &str,
+) -> Option<Position> {
+    let most = due.len().saturating_add(room);
     for (place, (_, sequence, available_at, can_be_claimed)) in (1..).zip(seen) {
         if *can_be_claimed {
-            found.candidates.push(Candidate {
+            due.push(Candidate {
                 sequence: *sequence,
                 goes_to: goes_to.to_owned(),
             });
         }
-        if place >= LOOKED_AT || found.candidates.len() >= room {
-            found.reached = Some(Position {
-                available_at: available_at.0,
-                sequence: *sequence,
-            });
-            break;
+        if place >= LOOKED_AT || due.len() >= most {
+            return Some(Position::new(*available_at, *sequence));
         }
     }
-    found
+    None
 }
 
 /// Claims the keyed messages among `chosen` that are the first of their key, with no other in flight. `None`: another
@@ -291,24 +284,12 @@ pub(crate) fn claim(
         if !try_lock(conn, name)? {
             return Ok(None);
         }
-        let mut batch = Batch::default();
-        for part in going_to.chunks(ARRAYS_AT_ONCE) {
-            let bytes = claimant.bytes.saturating_sub(batch.bytes());
-            if batch.is_cut || bytes == 0 {
-                batch.is_cut = true;
-                break;
-            }
-            let chosen = part
-                .iter()
-                .map(|(goes_to, sequences)| chosen_for(name, claimant, goes_to, sequences));
-            let claimant = Claimant { bytes, ..claimant };
-            let more = claim_from(conn, name, claimant, [chosen.collect()], usize::MAX)?;
-            if !more.claimed.is_empty() {
-                batch.registrations = more.registrations;
-            }
-            batch.claimed.extend(more.claimed);
-            batch.is_cut = more.is_cut;
-        }
+        let looks = going_to.chunks(ARRAYS_AT_ONCE).map(|part| {
+            let chosen = part.iter();
+            let chosen = chosen.map(|(to, these)| chosen_for(name, claimant, to, these));
+            chosen.collect()
+        });
+        let mut batch = claim_from(conn, name, claimant, looks, usize::MAX)?;
         claim_behind(conn, name, claimant, &mut batch)?;
         Ok(Some(batch))
     })

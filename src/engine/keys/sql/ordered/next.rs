@@ -4,13 +4,11 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use diesel::PgConnection;
-use diesel::dsl::{SqlTypeOf, array};
-use diesel::expression::ValidGrouping;
+use diesel::dsl::{SqlTypeOf, array, sql};
 use diesel::pg::Pg;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
-    AppearsOnTable, BoolExpressionMethods, Expression, ExpressionMethods, QueryDsl, RunQueryDsl,
-    Selectable,
+    BoolExpressionMethods, ExpressionMethods, QueryDsl, RunQueryDsl, Selectable,
 };
 use diesel::query_builder::{AstPass, Query, QueryFragment, QueryId};
 use diesel::result::QueryResult;
@@ -48,9 +46,8 @@ pub(crate) fn claim_next(
     keys: &[Key],
     closed: &[String],
 ) -> QueryResult<Batch> {
-    let first = AnyFirstOf::new(name, keys.iter(), None);
     let next = candidate::table(name.outbox())
-        .filter(candidate::sequence.eq(first))
+        .filter(is_first_of(name, keys.iter(), None))
         .filter(may_follow(name, claimant, closed))
         .order(candidate::sequence);
     let mut batch = if claimant.has_space_for_any(keys.len()) {
@@ -103,9 +100,8 @@ pub(crate) fn deliver_and_claim_next(
 ) -> QueryResult<(Vec<i64>, Batch)> {
     let before = Instant::now();
     let (sequences, keys): (Vec<i64>, Vec<&Key>) = keys.iter().unzip();
-    let first = AnyFirstOf::new(name, keys.into_iter(), Some(sequences));
     let next = candidate::table(name.outbox())
-        .filter(candidate::sequence.eq(first))
+        .filter(is_first_of(name, keys.into_iter(), Some(sequences)))
         .filter(may_follow(name, claimant, closed))
         .order(candidate::sequence)
         .select(candidate::sequence)
@@ -182,70 +178,34 @@ impl<Claim> Query for Both<'_, Claim> {
 
 impl<Claim> RunQueryDsl<PgConnection> for Both<'_, Claim> {}
 
-/// The sequences of the first message of each of these keys, for `column.eq(…)`. `after`: for each key, a message that
-/// the statement itself removes, in `gone`; keys whose message is not removed have no first one.
+/// The first message of each of these keys. `after`: for each key, a message that the statement itself removes, in `gone`;
+/// keys whose message is not removed have no first one.
 ///
 /// Text: Diesel has neither `unnest` nor LATERAL.
-#[derive(ValidGrouping)]
-struct AnyFirstOf<'a> {
-    outbox: String,
-    ordering_keys: Vec<&'a str>,
-    destinations: Vec<&'a str>,
+fn is_first_of<'a>(
+    name: &OutboxName,
+    keys: impl Iterator<Item = &'a Key>,
     after: Option<Vec<i64>>,
-}
-
-impl<'a> AnyFirstOf<'a> {
-    fn new(
-        name: &OutboxName,
-        keys: impl Iterator<Item = &'a Key>,
-        after: Option<Vec<i64>>,
-    ) -> Self {
-        let key = |key: &'a Key| (key.ordering_key.as_str(), key.destination.as_str());
-        let (ordering_keys, destinations) = keys.map(key).unzip();
-        Self {
-            outbox: name.outbox(),
-            ordering_keys,
-            destinations,
-            after,
-        }
-    }
-}
-
-impl Expression for AnyFirstOf<'_> {
-    type SqlType = BigInt;
-}
-
-impl QueryId for AnyFirstOf<'_> {
-    type QueryId = ();
-
-    const HAS_STATIC_QUERY_ID: bool = false;
-}
-
-impl<QS> AppearsOnTable<QS> for AnyFirstOf<'_> {}
-
-impl QueryFragment<Pg> for AnyFirstOf<'_> {
-    fn walk_ast<'b>(&'b self, mut out: AstPass<'_, 'b, Pg>) -> QueryResult<()> {
-        out.push_sql("ANY(ARRAY(SELECT first.sequence FROM unnest(");
-        out.push_bind_param::<Array<Text>, _>(&self.ordering_keys)?;
-        out.push_sql("::text[], ");
-        out.push_bind_param::<Array<Text>, _>(&self.destinations)?;
-        let is_other = match &self.after {
-            None => {
-                out.push_sql("::text[]) AS k(ordering_key, destination)");
-                ""
-            }
-            Some(after) => {
-                out.push_sql("::text[], ");
-                out.push_bind_param::<Array<BigInt>, _>(after)?;
-                out.push_sql("::bigint[]) AS k(ordering_key, destination, sequence) JOIN gone USING (sequence)");
-                " AND o.sequence <> k.sequence"
-            }
-        };
-        out.push_sql(" CROSS JOIN LATERAL (SELECT o.sequence FROM ");
-        out.push_sql(&self.outbox);
-        out.push_sql(" o WHERE o.ordering_key = k.ordering_key AND o.destination = k.destination");
-        out.push_sql(is_other);
-        out.push_sql(" ORDER BY coalesce(o.split_from, o.sequence) LIMIT 1) first))");
-        Ok(())
-    }
+) -> On<'a, candidate::table> {
+    let key = |key: &'a Key| (key.ordering_key.as_str(), key.destination.as_str());
+    let (ordering_keys, destinations): (Vec<&str>, Vec<&str>) = keys.map(key).unzip();
+    let (gone, is_other) = match after {
+        None => ("", ""),
+        Some(_) => ("JOIN gone USING (sequence)", "AND o.sequence <> k.sequence"),
+    };
+    let first = sql::<BigInt>("ANY(ARRAY(SELECT first.sequence FROM unnest(")
+        .bind::<Array<Text>, _>(ordering_keys)
+        .sql("::text[], ")
+        .bind::<Array<Text>, _>(destinations)
+        .sql("::text[], ")
+        .bind::<Nullable<Array<BigInt>>, _>(after)
+        .sql(&format!(
+            "::bigint[]) AS k(ordering_key, destination, sequence) {gone}
+              CROSS JOIN LATERAL (
+                SELECT o.sequence FROM {outbox} o
+                 WHERE o.ordering_key = k.ordering_key AND o.destination = k.destination {is_other}
+                 ORDER BY coalesce(o.split_from, o.sequence) LIMIT 1) first))",
+            outbox = name.outbox(),
+        ));
+    Box::new(candidate::sequence.eq(first))
 }

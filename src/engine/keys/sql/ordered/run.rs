@@ -8,14 +8,14 @@ use std::time::Instant;
 
 use diesel::PgConnection;
 use diesel::dsl::array;
-use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, QueryDsl, RunQueryDsl};
+use diesel::prelude::{ExpressionMethods, QueryDsl, RunQueryDsl};
 use diesel::result::QueryResult;
 use diesel::sql_types::{Array, BigInt, Text};
 
 use super::{is_not_kept_back, none_beside};
 use crate::engine::claim::sql::claim::{
-    Batch, Candidates, Claimant, Claimed, Known, LockedRow, Longest, can_be_taken, facts, lock,
-    take,
+    Batch, Candidates, Claimant, Claimed, Known, LockedRow, Longest, Runs, can_be_taken, facts,
+    lock, take,
 };
 use crate::message::Message;
 use crate::name::OutboxName;
@@ -39,46 +39,19 @@ pub(super) fn claim_behind(
     let is_new = |one: &Claimed| one.message.attempts == 0 && one.known == Known::No;
     let first = batch.claimed.iter().zip(longest);
     let first = first.filter(|(one, longest)| longest.messages > 0 && is_new(one));
-    let first: HashMap<i64, (&Message, Longest)> = first
+    let first: HashMap<i64, First<'_>> = first
         .map(|(one, longest)| (one.message.sequence.0, (&*one.message, longest)))
         .collect();
-    let mut behind = seen_behind(conn, name, &first)?;
-    for (of, run) in &mut behind {
-        let (message, _) = first[of];
-        let goes_along = |(_, topic): &&(i64, String)| runs.goes_along(message, topic);
-        let count = run.iter().take_while(goes_along).count();
-        run.truncate(count);
-    }
-    behind.retain(|(_, run)| !run.is_empty());
+    let behind = seen_behind(conn, name, runs, &first)?;
     if behind.is_empty() {
         return Ok(());
     }
     let before = Instant::now();
-    let sequences = behind
-        .iter()
-        .flat_map(|(_, run)| run.iter().map(|one| one.0));
-    let found = lock(
-        conn,
-        name,
-        claimant,
-        vec![free(name, claimant, sequences.collect())],
-    )?;
-    let mut found: HashMap<i64, LockedRow> =
-        found.into_iter().map(|one| (one.sequence, one)).collect();
-    let mut left = claimant.bytes.saturating_sub(batch.bytes());
-    let mut taken: Vec<LockedRow> = Vec::new();
-    for (of, run) in &behind {
-        let (message, longest) = first[of];
-        let mut left_of_run = longest.bytes.saturating_sub(message.bytes());
-        for (sequence, _) in run {
-            let Some(row) = found.remove(sequence).filter(|_| left.min(left_of_run) > 0) else {
-                break;
-            };
-            left = left.saturating_sub(row.bytes);
-            left_of_run = left_of_run.saturating_sub(row.bytes);
-            taken.push(row);
-        }
-    }
+    let sequences = behind.iter().flat_map(|(_, run)| run).copied().collect();
+    let free = free(name, claimant, sequences);
+    let found = lock(conn, name, claimant, vec![free])?;
+    let left = claimant.bytes.saturating_sub(batch.bytes());
+    let taken = up_to_gaps(&behind, found, left);
     let rows = take(conn, name, claimant, &taken)?;
     let mut more = Batch::of(conn, name, rows, before)?;
     if !more.claimed.is_empty() {
@@ -92,17 +65,21 @@ pub(super) fn claim_behind(
     Ok(())
 }
 
-/// The messages behind a first one: the sequence of the first, and sequence and topic of each in their order.
-type Behind = (i64, Vec<(i64, String)>);
+/// The first message of a run, and how far the run may go.
+type First<'a> = (&'a Message, Longest);
 
-/// The messages behind these in their keys, claimable or not.
+/// The first message of a run, and the sequences of those behind it in their order.
+type Behind<'a> = (First<'a>, Vec<i64>);
+
+/// The messages behind these in their keys that go where the first ones go, claimable or not.
 ///
 /// Text: Diesel has neither `unnest` nor LATERAL.
-fn seen_behind(
+fn seen_behind<'a>(
     conn: &mut PgConnection,
     name: &OutboxName,
-    first: &HashMap<i64, (&Message, Longest)>,
-) -> QueryResult<Vec<Behind>> {
+    runs: &dyn Runs,
+    first: &HashMap<i64, First<'a>>,
+) -> QueryResult<Vec<Behind<'a>>> {
     if first.is_empty() {
         return Ok(Vec::new());
     }
@@ -127,12 +104,35 @@ fn seen_behind(
     .bind::<Array<BigInt>, _>(most)
     .giving::<(BigInt, BigInt, Text)>()
     .load(conn)?;
-    let runs = seen.chunk_by(|one, other| one.0 == other.0);
-    let run = |run: &[(i64, i64, String)]| {
-        let each = run.iter().map(|(_, one, topic)| (*one, topic.clone()));
-        (run[0].0, each.collect())
-    };
-    Ok(runs.map(run).collect())
+    let behind = seen.chunk_by(|one, other| one.0 == other.0).map(|run| {
+        let first = first[&run[0].0];
+        let along = run
+            .iter()
+            .take_while(|one| runs.goes_along(first.0, &one.2));
+        (first, along.map(|one| one.1).collect())
+    });
+    Ok(behind
+        .filter(|(_, run): &Behind<'_>| !run.is_empty())
+        .collect())
+}
+
+/// The messages of each run before its first gap. `left`: the bytes that the claim may still take.
+fn up_to_gaps(behind: &[Behind<'_>], found: Vec<LockedRow>, mut left: usize) -> Vec<LockedRow> {
+    let found = found.into_iter().map(|one| (one.sequence, one));
+    let mut found: HashMap<i64, LockedRow> = found.collect();
+    let mut taken = Vec::new();
+    for ((message, longest), run) in behind {
+        let mut left_of_run = longest.bytes.saturating_sub(message.bytes());
+        for sequence in run {
+            let Some(row) = found.remove(sequence).filter(|_| left.min(left_of_run) > 0) else {
+                break;
+            };
+            left = left.saturating_sub(row.bytes);
+            left_of_run = left_of_run.saturating_sub(row.bytes);
+            taken.push(row);
+        }
+    }
+    taken
 }
 
 /// Those of these messages that can be claimed behind another. Due means due now, as for the next message of a key.
@@ -141,11 +141,8 @@ fn free<'a>(name: &OutboxName, claimant: Claimant<'a>, sequences: Vec<i64>) -> C
         .filter(candidate::sequence.eq_any(sequences))
         .filter(candidate::available_at.le(clock_timestamp()))
         .filter(can_be_taken(claimant))
-        .filter(
-            candidate::locked_by
-                .is_null()
-                .and(candidate::attempts.eq(0)),
-        )
+        .filter(candidate::locked_by.is_null())
+        .filter(candidate::attempts.eq(0))
         .filter(is_not_kept_back(name, None))
         .filter(none_beside(name, None))
         .order(candidate::sequence)
