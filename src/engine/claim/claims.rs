@@ -184,7 +184,7 @@ impl<D: Database> Claimer<'_, D> {
     }
 
     /// Reads the members, because the fate of these messages depends on that.
-    fn read(&mut self, unsure: &[Claimed]) -> Answer<Reading> {
+    fn read(&mut self, unsure: &[&Claimed]) -> Answer<Reading> {
         let named = unsure.iter().map(|one| one.message.destination.as_str());
         let waiting = self.without_destination(named);
         Ok(match self.read_members(&waiting, None)? {

@@ -40,18 +40,15 @@ pub(crate) struct Custody {
     most_aside: usize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     /// All messages in flight.
     count: usize,
     /// The messages of each lease, including those put aside.
     of_leases: HashMap<LeaseId, HashSet<Claim>>,
-    /// The number of messages of each bulkhead, including those put aside.
-    of_bulkheads: Vec<usize>,
-    /// The messages of each member that has had any, including those put aside.
-    of_members: HashMap<u32, Held>,
-    /// The messages to be fanned out, which may be in flight for long.
-    to_split: usize,
+    /// The messages of each way that has had any, including those put aside. Of those to be fanned out, which may be in
+    /// flight for long, those put aside are not counted.
+    of_ways: HashMap<To, Held>,
     /// The messages whose handlers run, possibly for long, with their leases.
     handled: HashSet<(LeaseId, Claim)>,
     aside: Aside,
@@ -109,10 +106,8 @@ enum Event {
     Left,
     /// A settle was refused: less is waited for.
     LessIsAwaited,
-    /// Other messages may be claimed than before.
-    KeptBack,
-    /// A settler has lost the result of its claim.
-    Doubt,
+    /// Other messages may be claimed than before, or a settler has lost the result of its claim.
+    Other,
 }
 
 impl State {
@@ -124,39 +119,17 @@ impl State {
         self.aside.untried.is_empty() && self.count == 0
     }
 
-    fn add(&mut self, to: To) {
-        match to {
-            To::Bulkhead(number) => {
-                if self.of_bulkheads.len() <= number {
-                    self.of_bulkheads.resize(number + 1, 0);
-                }
-                self.of_bulkheads[number] += 1;
+    /// Removes messages of these ways. Also learns how many messages a member can take, by the time of its sends.
+    fn remove(&mut self, ways: impl Iterator<Item = To>, prefetched: &Prefetched) {
+        for to in ways {
+            let Some(held) = self.of_ways.get_mut(&to) else {
+                continue;
+            };
+            held.in_flight = held.in_flight.saturating_sub(1);
+            if let To::Member(id) = to {
+                held.prefetch = prefetched.get(&id).copied().flatten();
             }
-            To::Member(id) => self.of_members.entry(id).or_default().in_flight += 1,
-            To::Split => self.to_split += 1,
-            To::Nowhere => {}
         }
-    }
-
-    /// Removes a message of a destination. Also learns how many messages a member can take, by the time of its sends.
-    fn remove(&mut self, to: To, prefetched: &Prefetched) {
-        let take = |count: &mut usize| *count = count.saturating_sub(1);
-        match to {
-            To::Bulkhead(number) => self.of_bulkheads.get_mut(number).map_or((), take),
-            To::Member(id) => {
-                if let Some(held) = self.of_members.get_mut(&id) {
-                    take(&mut held.in_flight);
-                    held.prefetch = prefetched.get(&id).copied().flatten();
-                }
-            }
-            // Messages put aside are not counted.
-            To::Split | To::Nowhere => {}
-        }
-    }
-
-    fn forget_splits(&mut self, ways: impl Iterator<Item = To>) {
-        let count = ways.filter(|to| *to == To::Split).count();
-        self.to_split = self.to_split.saturating_sub(count);
     }
 
     fn forget(&mut self, lease: LeaseId, claims: impl Iterator<Item = Claim>) {
@@ -179,25 +152,8 @@ impl Custody {
     /// `most_aside`: claims of a topic stop while this many of its messages are
     /// put aside.
     pub(crate) fn new(most_aside: usize, doorbell: Bell) -> Self {
-        let state = State {
-            count: 0,
-            of_leases: HashMap::new(),
-            of_bulkheads: Vec::new(),
-            of_members: HashMap::new(),
-            to_split: 0,
-            handled: HashSet::new(),
-            aside: Aside::default(),
-            kept_back: Arc::default(),
-            doubt: None,
-            doubts: 0,
-            servers: 0,
-            continuing: 0,
-            is_releasing: false,
-            asked: 0,
-            answered: 0,
-        };
         Self {
-            state: Mutex::new(state),
+            state: Mutex::default(),
             answered: Condvar::new(),
             room_wanted: RoomWanted::default(),
             doorbell,
@@ -216,7 +172,7 @@ impl Custody {
         match event {
             Event::Left => is_settled() || self.room_wanted.is_so(),
             Event::LessIsAwaited => is_settled(),
-            Event::KeptBack | Event::Doubt => true,
+            Event::Other => true,
         }
     }
 
@@ -243,7 +199,7 @@ impl Custody {
         for (claim, to) in claims {
             state.of_leases.entry(lease).or_default().insert(claim);
             state.count += 1;
-            state.add(to);
+            state.of_ways.entry(to).or_default().in_flight += 1;
         }
     }
 
@@ -255,9 +211,8 @@ impl Custody {
         prefetched: &Prefetched,
     ) {
         let mut state = self.state();
-        let (count, ways) = (settled.len(), settled.clone().map(|(_, to)| to));
-        ways.clone().for_each(|to| state.remove(to, prefetched));
-        state.forget_splits(ways);
+        let count = settled.len();
+        state.remove(settled.clone().map(|(_, to)| to), prefetched);
         state.forget(lease, settled.map(|(claim, _)| claim));
         state.count = state.count.saturating_sub(count);
         self.tell(state, Event::Left);
@@ -268,7 +223,8 @@ impl Custody {
         let mut state = self.state();
         let new = state.aside.put(topic, claims);
         state.count = state.count.saturating_sub(new.len());
-        state.forget_splits(new.into_iter());
+        let splits = new.into_iter().filter(|to| *to == To::Split);
+        state.remove(splits, &Prefetched::new());
         let judged = state.judge(topic, self.most_aside);
         self.tell_judged(state, judged.into_iter().collect());
     }
@@ -289,9 +245,8 @@ impl Custody {
         prefetched: &Prefetched,
     ) {
         let mut state = self.state();
-        settled
-            .iter()
-            .for_each(|one| state.remove(one.to, prefetched));
+        let ways = settled.iter().map(|one| one.to);
+        state.remove(ways.filter(|to| *to != To::Split), prefetched);
         let claims = settled.iter().map(|one| one.claim());
         state.aside.take(topic, claims.clone());
         state.forget(lease, claims);
@@ -306,7 +261,7 @@ impl Custody {
     fn tell_judged(&self, mut state: MutexGuard<'_, State>, mut judged: Vec<Judged>) {
         let event = match judged.is_empty() {
             true => Event::Left,
-            false => Event::KeptBack,
+            false => Event::Other,
         };
         judged.retain(|one| state.aside.is_news(one));
         self.tell(state, event);
@@ -361,11 +316,6 @@ impl Custody {
         }
     }
 
-    /// Whether all claimed messages are settled, except those that the database has refused.
-    pub(super) fn is_nothing_in_flight(&self) -> bool {
-        self.state().is_nothing_in_flight()
-    }
-
     /// Whether this process has messages, or may have: of a claim in doubt.
     pub(crate) fn has_messages(&self) -> bool {
         let state = self.state();
@@ -389,25 +339,23 @@ impl Custody {
         state.count + state.aside.count()
     }
 
-    /// The number of messages to be fanned out.
-    pub(super) fn to_split(&self) -> usize {
-        self.state().to_split
+    /// The number of messages of a way.
+    pub(crate) fn of_way(&self, to: To) -> usize {
+        let state = self.state();
+        state.of_ways.get(&to).map_or(0, |held| held.in_flight)
     }
 
-    /// The number of messages of a bulkhead.
-    pub(crate) fn of_bulkhead(&self, number: usize) -> usize {
-        self.state().of_bulkheads.get(number).copied().unwrap_or(0)
-    }
-
-    /// The messages of each member that has had any.
-    pub(crate) fn of_members(&self) -> HashMap<u32, Held> {
-        self.state().of_members.clone()
+    /// The messages of each way that has had any.
+    pub(crate) fn of_ways(&self) -> HashMap<To, Held> {
+        self.state().of_ways.clone()
     }
 
     /// Forgets members without messages, unless `is_there`.
     pub(super) fn keep_members(&self, is_there: impl Fn(u32) -> bool) {
-        let is_kept = |id: &u32, held: &mut Held| held.in_flight > 0 || is_there(*id);
-        self.state().of_members.retain(is_kept);
+        self.state().of_ways.retain(|to, held| match to {
+            To::Member(id) => held.in_flight > 0 || is_there(*id),
+            _ => true,
+        });
     }
 
     /// The leases of messages that are still in flight here, other than those that only handlers work on.
@@ -456,7 +404,7 @@ impl Custody {
         state.doubts += 1;
         let doubt = Doubt::new(lease, ran_by, state.doubts, clock::now());
         state.doubt = Some(doubt.beside(state.doubt));
-        self.tell(state, Event::Doubt);
+        self.tell(state, Event::Other);
     }
 
     /// The claimer has met another server than before. A settler may still reach the previous one.

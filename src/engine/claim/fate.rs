@@ -84,28 +84,21 @@ impl Ways<'_> {
             on_dead: self.on_dead,
             expires_after: None,
         };
-        let unsent = |to, verdict| (to, None, of_none, Err(verdict));
-        let (to, member, terms, sent) = match fate {
-            Fate::Lane(number) => {
-                let limits = &self.bulkheads[number].limits;
-                (
-                    To::Bulkhead(number),
-                    None,
-                    limits.terms,
-                    Ok(&limits.retries),
-                )
-            }
+        let unsent = |to, verdict| (to, None, Err((of_none, verdict)));
+        let (to, member, sent) = match fate {
+            Fate::Lane(number) => (
+                To::Bulkhead(number),
+                None,
+                Ok(&self.bulkheads[number].limits),
+            ),
             Fate::Member(id, name, registration) => match roster.limits(id) {
-                Some(limits) => {
-                    let member = Some((name, Some(registration)));
-                    (To::Member(id), member, limits.terms, Ok(&limits.retries))
-                }
+                Some(limits) => (To::Member(id), Some((name, Some(registration))), Ok(limits)),
                 None => unsent(To::Nowhere, not_sent(Verdict::Released, message, now)),
             },
             Fate::Parts(parts) => {
                 let on_dead = self.on_dead_of(&parts);
                 let terms = Terms { on_dead, ..of_none };
-                (To::Split, None, terms, Err(Verdict::Split(parts)))
+                (To::Split, None, Err((terms, Verdict::Split(parts))))
             }
             Fate::Nobody => unsent(To::Split, Verdict::NoSubscriber),
             Fate::Waits(failure, wait) => {
@@ -115,10 +108,14 @@ impl Ways<'_> {
             Fate::Dead(failure) => {
                 let member = Some((message.destination.as_str().into(), None));
                 let verdict = Verdict::Dead(failure, Attempt::NotCounted);
-                (To::Split, member, of_none, Err(verdict))
+                (To::Split, member, Err((of_none, verdict)))
             }
             Fate::Elsewhere => unsent(To::Nowhere, not_sent(Verdict::Released, message, now)),
             Fate::Ask => unsent(To::Split, not_sent(Verdict::Released, message, now)),
+        };
+        let (terms, sent) = match sent {
+            Ok(limits) => (limits.terms, Ok(&limits.retries)),
+            Err((terms, verdict)) => (terms, Err(verdict)),
         };
         let unsent = unsent_of(&claimed, sent);
         terms.limit(&mut claimed.message);
@@ -178,18 +175,13 @@ impl Shared {
         &self,
         batch: Batch,
         lease: LeaseId,
-        read: impl FnOnce(&[Claimed]) -> Reading,
+        read: impl FnOnce(&[&Claimed]) -> Reading,
     ) -> Vec<Job> {
-        let Batch {
-            mut claimed,
-            behind,
-            registrations,
-            ..
-        } = batch;
+        let mut claimed = batch.claimed;
         let first = claimed.len();
-        claimed.extend(behind);
+        claimed.extend(batch.behind);
         self.count_claimed(&claimed);
-        let mut jobs = self.decide(claimed, lease, registrations, read);
+        let mut jobs = self.decide(claimed, lease, batch.registrations, read);
         let claims = jobs.iter().map(|job| (Claim::of(&job.message), job.to));
         self.custody.began(lease, claims);
         let behind = jobs.split_off(first);
@@ -219,7 +211,7 @@ impl Shared {
         claimed: Vec<Claimed>,
         lease: LeaseId,
         seen: Option<i64>,
-        read: impl FnOnce(&[Claimed]) -> Reading,
+        read: impl FnOnce(&[&Claimed]) -> Reading,
     ) -> Vec<Job> {
         let now = clock::now();
         let doubted = |name: &str, message: &Message| self.directory.doubted(name, message);
@@ -233,24 +225,18 @@ impl Shared {
             seen,
         };
         let mut known = ways(Reading::NotAsked);
-        let (mut jobs, mut unsure) = (Vec::with_capacity(claimed.len()), Vec::new());
-        for (place, one) in claimed.into_iter().enumerate() {
-            match known.job(one, lease, now) {
-                Ok(job) => jobs.push((place, job)),
-                Err(one) => unsure.push((place, one)),
+        let decided = claimed.into_iter().map(|one| known.job(one, lease, now));
+        let decided: Vec<Result<Job, Claimed>> = decided.collect();
+        let unsure = decided.iter().filter_map(|one| one.as_ref().err());
+        let unsure: Vec<&Claimed> = unsure.collect();
+        if !unsure.is_empty() {
+            known = ways(read(&unsure));
+            for job in decided.iter().flatten() {
+                known.take_room(job);
             }
         }
-        if !unsure.is_empty() {
-            let (places, unsure): (Vec<usize>, Vec<Claimed>) = unsure.into_iter().unzip();
-            let mut known = ways(read(&unsure));
-            jobs.iter().for_each(|(_, job)| known.take_room(job));
-            let decided = unsure
-                .into_iter()
-                .map(|one| known.last_job(one, lease, now));
-            jobs.extend(places.into_iter().zip(decided));
-            jobs.sort_unstable_by_key(|(place, _)| *place);
-        }
-        let jobs: Vec<Job> = jobs.into_iter().map(|(_, job)| job).collect();
+        let job = |one: Result<Job, _>| one.unwrap_or_else(|one| known.last_job(one, lease, now));
+        let jobs: Vec<Job> = decided.into_iter().map(job).collect();
         for Job { to, message, .. } in &jobs {
             if let Some(bulkhead) = to.bulkhead(&self.bulkheads) {
                 bulkhead.load(message);
@@ -265,8 +251,12 @@ impl Shared {
         if roster.is_empty() {
             return Rooms::default();
         }
-        let (doors, held) = (self.directory.doors(), self.custody.of_members());
-        Rooms::now(roster, doors, held, self.settings.batch)
+        Rooms {
+            roster: Some(roster),
+            doors: self.directory.doors(),
+            held: self.custody.of_ways(),
+            batch: self.settings.batch,
+        }
     }
 
     /// The lengths of the next claims for the members among these ways.

@@ -82,10 +82,9 @@ impl<D: Database> Claimer<'_, D> {
 
 /// The memory of the list of a message's destinations, if the message is to be fanned out.
 fn bytes_of_destinations(job: &Job) -> usize {
-    let destinations = match &job.unsent {
-        Some(Verdict::Split(parts)) => parts.to.as_slice(),
-        _ => &[],
+    let Some(Verdict::Split(parts)) = &job.unsent else {
+        return 0;
     };
     let bytes = |name: &String| size_of::<String>() + name.len();
-    destinations.iter().map(bytes).sum()
+    parts.to.iter().map(bytes).sum()
 }

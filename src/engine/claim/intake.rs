@@ -6,6 +6,7 @@ use crossbeam_channel::{Sender, TrySendError};
 
 use crate::engine::host::shared::Shared;
 use crate::engine::plan::Door;
+use crate::engine::plan::to::To;
 use crate::engine::send::bulkhead::{Bulkhead, Serves};
 use crate::engine::send::gate::Room;
 use crate::engine::send::job::Job;
@@ -132,7 +133,7 @@ pub(super) fn doors(
     // Only a stop of the settlers stops the claimer: a slow destination does not affect the others.
     let stands_still = outcomes.waiting() > 2 * shared.batch();
     let moving = shared.directory.moving();
-    let splitting = shared.custody.to_split();
+    let splitting = shared.custody.of_way(To::Split);
     let doors = shared.bulkheads.iter().zip(intakes);
     let doors = doors.map(|(bulkhead, intake)| {
         let room = bulkhead.gate.room();
@@ -169,7 +170,6 @@ mod tests {
     use super::*;
     use crate::engine::lease::sql::lease::LeaseId;
     use crate::engine::plan::tests::claimed;
-    use crate::engine::plan::to::To;
     use crate::engine::send::job::Terms;
 
     /// The last sender may empty the queue after the check and before the flag is set, and then sleep without a ring.

@@ -49,7 +49,7 @@ impl<D: Database> Claimer<'_, D> {
         if polls && wait.due == Due::Poll && !is_rung {
             self.shared.metrics.polled.increment(1);
         }
-        let is_nothing_in_flight = self.shared.custody.is_nothing_in_flight();
+        let is_nothing_in_flight = self.shared.custody.seen().is_nothing_in_flight;
         (self.planner).waited(clock::now(), what, is_rung, is_nothing_in_flight);
     }
 

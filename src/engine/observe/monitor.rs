@@ -55,10 +55,11 @@ pub(crate) fn patience(shared: &Shared) -> Duration {
 pub(crate) fn in_flight_of(shared: &Shared, bulkhead: &Bulkhead) -> usize {
     match bulkhead.serves {
         Serves::Members(_) => {
-            let held = shared.custody.of_members();
-            held.values().map(|held| held.in_flight).sum()
+            let held = shared.custody.of_ways().into_iter();
+            let of_members = held.filter(|(to, _)| matches!(to, To::Member(_)));
+            of_members.map(|(_, held)| held.in_flight).sum()
         }
-        _ => shared.custody.of_bulkhead(bulkhead.number),
+        _ => shared.custody.of_way(To::Bulkhead(bulkhead.number)),
     }
 }
 

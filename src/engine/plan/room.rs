@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
 
+use super::to::To;
 use crate::engine::directory::{Doors, Roster};
 use crate::engine::send::limits::Limits;
 
@@ -14,12 +14,12 @@ const CLAIMED_SHARE: usize = 8;
 /// Claims always leave room for this many messages per concurrent send.
 const ROUNDS_OF_SENDS: usize = 4;
 
-/// What is known of a member that has had messages.
+/// What is known of a way that has had messages.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Held {
     /// Its messages in flight.
     pub(crate) in_flight: usize,
-    /// The most messages of a claim by the time that sends take, when a message was last settled.
+    /// Of a member: the most messages of a claim by the time that sends take, when a message was last settled.
     pub(crate) prefetch: Option<usize>,
 }
 
@@ -27,46 +27,24 @@ pub(crate) struct Held {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rooms {
     /// `None`: there is no member.
-    roster: Option<Arc<dyn Roster>>,
-    doors: Doors,
-    held: HashMap<u32, Held>,
-    /// The most messages that one member may have in flight.
-    most: usize,
-    /// The same limit for claims of messages that name the member.
-    most_claimed: usize,
+    pub(crate) roster: Option<Arc<dyn Roster>>,
+    pub(crate) doors: Doors,
+    pub(crate) held: HashMap<To, Held>,
+    pub(crate) batch: usize,
 }
 
 impl Rooms {
-    pub(crate) fn now(
-        roster: Arc<dyn Roster>,
-        doors: Doors,
-        held: HashMap<u32, Held>,
-        batch: usize,
-    ) -> Self {
-        Self {
-            roster: Some(roster),
-            doors,
-            held,
-            most: (batch / SHARE).max(1),
-            most_claimed: (batch / CLAIMED_SHARE).max(1),
-        }
-    }
-
-    /// The time at which the first closed gate opens.
-    pub(super) fn opens_at(&self) -> Option<Instant> {
-        self.doors.opens_at
-    }
-
     /// Counts another message for the destination.
     pub(crate) fn take(&mut self, id: u32) {
-        self.held.entry(id).or_default().in_flight += 1;
+        self.held.entry(To::Member(id)).or_default().in_flight += 1;
     }
 
     /// The room for the next claim.
     pub(crate) fn of(&self, id: u32) -> usize {
         let sends = self.limits(id).map_or(0, |limits| limits.concurrency);
         // Never so few that the destination has nothing to send while others have their turns.
-        let most_claimed = self.most_claimed.max(ROUNDS_OF_SENDS * sends);
+        let most_claimed = (self.batch / CLAIMED_SHARE).max(1);
+        let most_claimed = most_claimed.max(ROUNDS_OF_SENDS * sends);
         room_for_a_claim(self.most(id).min(most_claimed), self.in_flight(id))
     }
 
@@ -76,7 +54,8 @@ impl Rooms {
     }
 
     fn in_flight(&self, id: u32) -> usize {
-        self.held.get(&id).map_or(0, |held| held.in_flight)
+        let held = self.held.get(&To::Member(id));
+        held.map_or(0, |held| held.in_flight)
     }
 
     fn limits(&self, id: u32) -> Option<&Limits> {
@@ -90,10 +69,11 @@ impl Rooms {
             Some(_) if self.doors.closed.contains(&id) => 0,
             Some(_) if self.doors.probed.contains(&id) => 1,
             Some(limits) => {
-                let known = self.held.get(&id).and_then(|held| held.prefetch);
+                let held = self.held.get(&To::Member(id));
+                let known = held.and_then(|held| held.prefetch);
                 known
                     .unwrap_or_else(|| limits.first_claim())
-                    .clamp(1, self.most)
+                    .clamp(1, (self.batch / SHARE).max(1))
             }
         }
     }

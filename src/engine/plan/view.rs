@@ -73,7 +73,7 @@ impl View {
     /// When pauses of destinations expire.
     pub(super) fn opens_at(&self) -> impl Iterator<Item = Instant> {
         let doors = self.doors.iter().filter_map(|door| door.opens_at);
-        doors.chain(self.rooms.opens_at())
+        doors.chain(self.rooms.doors.opens_at)
     }
 }
 

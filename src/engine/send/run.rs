@@ -71,7 +71,7 @@ impl KeyRuns<'_> {
             _ if bulkhead.gate.room() != Room::Free => (1, 0),
             _ => {
                 // As in a queue: a batch is sent while the next one is claimed.
-                let in_flight = self.shared.custody.of_bulkhead(bulkhead.number);
+                let in_flight = self.shared.custody.of_way(to);
                 let room = (2 * bulkhead.prefetch()).saturating_sub(in_flight);
                 (bulkhead.limits.key_run, room)
             }
