@@ -24,7 +24,7 @@ use self::intake::{Intake, Payloads, doors};
 use self::told::Told;
 use super::host::database::{Answer, Database};
 use super::host::shared::Shared;
-use super::plan::{Claim, Planner, Report, Step, Timing, View, Wait};
+use super::plan::{Planner, Report, Step, Timing, View, Wait};
 use super::send::gate::When;
 use super::send::job::Job;
 use super::send::pauses;
@@ -221,8 +221,8 @@ impl<'a, D: Database> Claimer<'a, D> {
                 self.shared.lose_lease(lease);
                 self.shared.signals.pulse.ring();
             }
-            Step::Claim(Claim::Found(by, ask)) => self.search(by, ask, view)?,
-            Step::Claim(Claim::Lanes { plain, keyed, room }) => self.claim(&plain, &keyed, room)?,
+            Step::Search(ask) => self.search(ask, view)?,
+            Step::Claim { plain, keyed, room } => self.claim(&plain, &keyed, room)?,
         }
         if !self.is_recorded && self.shared.stats().claimed > 0 {
             self.record_topics()?;
@@ -247,7 +247,7 @@ impl<'a, D: Database> Claimer<'a, D> {
     fn finish_undoing(&mut self) {
         let until = clock::now() + MOST_AT_END;
         while clock::now() < until && !self.shared.is_abandoned() {
-            let (now, lease) = (clock::now(), self.planner.lease());
+            let (now, lease) = (clock::now(), self.planner.lease);
             let undo = self.planner.undo(now, lease, self.shared.custody.doubt());
             // Nothing is in doubt, or the next step is due later.
             let Some(undo) = undo else { return };

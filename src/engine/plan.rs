@@ -46,9 +46,9 @@
 //! 2. Exchange news between the gates and the pause table ([`Step::Gates`]).
 //! 3. Survey, if a survey is due ([`Step::Survey`]). After news, the known lanes are asked first if a survey was made a
 //!    moment ago.
-//! 4. Claim once ([`Step::Claim`]). The searches come first, in the order of [`search`], and the lanes last. Freed keys,
-//!    the patrol and the walk take only every other turn while others have work. While another relay claims keyed
-//!    messages, freed keys, the walk and the keyed lanes wait.
+//! 4. Claim once. The searches come first ([`Step::Search`]), in the order of [`search`], and the lanes last
+//!    ([`Step::Claim`]). Freed keys, the patrol and the walk take only every other turn while others have work. While
+//!    another relay claims keyed messages, freed keys, the walk and the keyed lanes wait.
 //!
 //! A relay that stands by, or has reached its limit of claims, does not claim. If the planner finds nothing to claim,
 //! [`Planner::look_again`] decides what to wait for: room, or work.
@@ -91,14 +91,12 @@ pub(super) use self::picks::Picked;
 pub(crate) use self::reports::Report;
 pub(super) use self::reports::Returned;
 pub(crate) use self::search::{Finished, Found, Outcome};
-pub(super) use self::searches::SearchKind;
 pub(super) use self::surveys::Survey;
 pub(crate) use self::surveys::{Streams, Surveyed};
-pub(crate) use self::undoing::Part;
 pub(crate) use self::view::{Door, Timing, View};
 
 use self::contention::Contention;
-use self::database_clock::{DatabaseClock, Now};
+use self::database_clock::Now;
 use self::directory::Directory;
 use self::lanes::Lanes;
 use self::leases::Leases;
@@ -108,10 +106,11 @@ use self::surveys::{Look, Surveys};
 use self::to::{Group, To};
 use self::undoing::Undoing;
 use super::claim::doubt::Doubt;
-use super::claim::sql::claim::{Lane, Topic};
+use super::claim::sql::claim::Lane;
 use super::claim::sql::search::Ask;
 use super::directory::Roster;
 use super::lease::sql::lease::LeaseId;
+use crate::sql::range::Range;
 
 /// A relay without a lease checks this often for one.
 const LEASE_INTERVAL: Duration = Duration::from_millis(100);
@@ -137,20 +136,14 @@ pub(crate) enum Step {
     Survey(Survey),
     /// The lease has expired: other relays may take over its messages.
     LoseLease(LeaseId),
-    Claim(Claim),
-}
-
-/// What to claim.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Claim {
-    /// At most `room` messages of these lanes.
-    Lanes {
+    /// Claim those of the messages that a search finds which the planner picks.
+    Search(Ask),
+    /// Claim at most `room` messages of these lanes.
+    Claim {
         plain: Vec<Lane>,
         keyed: Vec<Lane>,
         room: usize,
     },
-    /// Those of the messages that a search finds which the planner picks.
-    Found(SearchKind, Ask),
 }
 
 /// What to do after a claim without an answer.
@@ -158,8 +151,8 @@ pub(crate) enum Claim {
 pub(crate) enum Undo {
     /// Find out whether the claim may still be running.
     Look(Doubt),
-    /// Release a part of the messages that a lease holds and that this process does not know.
-    Part(Part),
+    /// Release the messages in this range that the lease holds and that this process does not know.
+    Part(Range),
     /// Nothing about this lease is in doubt any more. `released`: the number of released messages.
     End {
         doubt: Doubt,
@@ -172,19 +165,10 @@ pub(crate) enum Undo {
 pub(crate) struct Wait {
     pub(crate) what: Awaited,
     pub(crate) until: Instant,
-    /// What is due then.
-    pub(super) due: Due,
+    /// Whether the next poll is due then; otherwise work that was left out until then.
+    pub(super) is_poll: bool,
     /// The question that this wait answers: nothing is due.
     pub(super) answers: Option<u64>,
-}
-
-/// What is due at the end of a wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Due {
-    /// The next poll.
-    Poll,
-    /// Work that was left out until then.
-    Owed,
 }
 
 impl Wait {
@@ -193,7 +177,7 @@ impl Wait {
         Self {
             what: Awaited::Time,
             until,
-            due: Due::Owed,
+            is_poll: false,
             answers: None,
         }
     }
@@ -246,9 +230,9 @@ pub(crate) struct Policy {
 #[derive(Debug)]
 pub(crate) struct Planner<'a> {
     timing: Timing,
-    directory: Directory<'a>,
-    /// The lease of the last step.
-    lease: LeaseId,
+    pub(super) directory: Directory<'a>,
+    /// The lease under which the last step is executed.
+    pub(super) lease: LeaseId,
     stage: Stage,
     lanes: Lanes,
     searches: Searches,
@@ -256,10 +240,10 @@ pub(crate) struct Planner<'a> {
     contention: Contention,
     /// The release of messages that a claim without an answer took.
     undoing: Option<Undoing>,
-    /// The database's clock, once a survey was made.
-    clock: Option<DatabaseClock>,
+    /// The time of the last survey.
+    clock: Option<Now>,
     /// Whether this relay is active; otherwise it stands by.
-    is_active: bool,
+    pub(super) is_active: bool,
     leases: Leases,
     surveys: Surveys,
     look: Look,
@@ -278,7 +262,10 @@ impl<'a> Planner<'a> {
     ) -> Self {
         Self {
             timing,
-            directory: Directory::new(roster, destinations),
+            directory: Directory {
+                roster,
+                names: destinations,
+            },
             lease: LeaseId(0),
             stage: Stage::Undo,
             lanes: Lanes::default(),
@@ -298,29 +285,14 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The lease under which the last step is executed.
-    pub(super) fn lease(&self) -> LeaseId {
-        self.lease
-    }
-
     /// Expired leases of other relays, whose messages may be taken over.
     pub(super) fn expired(&self) -> &[i64] {
-        self.leases.expired()
-    }
-
-    /// The name of the destination of a topic's messages; empty if the messages are fanned out or go nowhere.
-    pub(super) fn goes_to(&self, topic: &Topic) -> String {
-        self.directory.goes_to(topic)
+        &self.leases.expired
     }
 
     /// The destinations that messages of known streams name.
     pub(super) fn destinations(&self) -> impl Iterator<Item = &str> {
         self.lanes.destinations()
-    }
-
-    /// Whether this relay is active; otherwise it stands by.
-    pub(super) fn is_active(&self) -> bool {
-        self.is_active
     }
 
     /// The policy, if it may have changed since the last call.
@@ -364,7 +336,7 @@ impl<'a> Planner<'a> {
     fn prepare(&mut self, now: Instant, lease: LeaseId, view: &View) -> Option<Step> {
         if self.stage == Stage::Undo {
             self.stage = Stage::Gates;
-            if let Some(undo) = self.undo(now, lease, view.custody.doubt) {
+            if let Some(undo) = self.undo(now, lease, view.custody.doubt.clone()) {
                 return Some(Step::Undo(undo));
             }
         }
@@ -408,7 +380,7 @@ impl<'a> Planner<'a> {
         }
         let before = self.undoing.take();
         let undoing = match before {
-            Some(undoing) if undoing.doubt() == doubt => undoing,
+            Some(undoing) if undoing.doubt == doubt => undoing,
             before => Undoing::new(now, doubt, before),
         };
         let step = undoing.next(now);
@@ -457,11 +429,8 @@ impl<'a> Planner<'a> {
     }
 
     fn claim_where_room_is(&mut self, now: Instant, view: &View) -> Step {
-        let (is_asked, clock) = (self.is_asked(view), self.now(now));
-        let has_room = |to| view.room_of(to) > 0;
-        let (room, tenant) = (|group| view.room(group), |to| self.directory.tenant(to));
-        let mut asked = self.lanes.allot(clock, room, tenant, is_asked);
-        let has_keyed = self.lanes.has_keyed(has_room);
+        let mut asked = self.allot(now, view);
+        let has_keyed = self.lanes.has_keyed(|to| view.room_of(to) > 0);
         let rest = self.contention.left(now);
         let is_resting = has_keyed && !rest.is_zero();
         if is_resting {
@@ -471,8 +440,8 @@ impl<'a> Planner<'a> {
             is_idle: asked.is_empty(),
             ..self.pass(now, view, has_keyed && !is_resting)
         };
-        if let Some((by, ask)) = self.searches.ask(&pass) {
-            return Step::Claim(Claim::Found(by, ask));
+        if let Some(ask) = self.searches.ask(&pass) {
+            return Step::Search(ask);
         }
         if asked.is_empty() {
             return match is_resting {
@@ -483,7 +452,13 @@ impl<'a> Planner<'a> {
         let is_keyed = |lane: &Lane| lane.stream.is_keyed;
         let (keyed, plain) = asked.into_iter().partition(is_keyed);
         let room = view.left_to_claim.unwrap_or(usize::MAX);
-        Step::Claim(Claim::Lanes { plain, keyed, room })
+        Step::Claim { plain, keyed, room }
+    }
+
+    fn allot(&mut self, now: Instant, view: &View) -> Vec<Lane> {
+        let (is_asked, now) = (self.is_asked(view), self.now(now));
+        let (room, tenant) = (|group| view.room(group), |to| self.directory.tenant(to));
+        self.lanes.allot(now, room, tenant, is_asked)
     }
 
     /// What the searches see, if no lane has work.
@@ -511,19 +486,17 @@ impl<'a> Planner<'a> {
 
     /// Decides what to wait for when every lane with room was asked: for room if a lane has none, otherwise for work.
     pub(crate) fn look_again(&mut self, now: Instant, view: &View) -> Step {
-        let (is_asked, clock) = (self.is_asked(view), self.now(now));
         let has_room = |to| view.room_of(to) > 0;
         let is_open = |to| view.is_open(to);
+        let asked = self.allot(now, view);
         let freed = &mut self.searches.freed;
         let has_freed = self.lanes.has_keyed(has_room) && freed.has_some(has_room);
-        let (room, tenant) = (|group| view.room(group), |to| self.directory.tenant(to));
-        let asked = self.lanes.allot(clock, room, tenant, is_asked);
         if has_freed || !asked.is_empty() {
             freed.wait_has_ended(has_room);
             return Step::Again;
         }
         let is_left = |is_open: &dyn Fn(To) -> bool| {
-            self.lanes.is_anything_left(clock, is_open)
+            self.lanes.is_anything_left(self.now(now), is_open)
                 || (self.has_keys_left(is_open) && self.lanes.has_keyed(is_open))
         };
         let is_member = |to: To| to.group() == Group::Members;
@@ -550,7 +523,7 @@ impl<'a> Planner<'a> {
     /// Returns a wait. If a step of an undo is due, or after news since the last survey, returns [`Step::Again`] instead.
     /// While something is in doubt, answers no question.
     fn wait_for(&mut self, now: Instant, what: Awaited, view: &View, answers: Option<u64>) -> Step {
-        let undo_at = self.undoing.as_ref().map(Undoing::at);
+        let undo_at = self.undoing.as_ref().map(|undoing| undoing.at);
         if undo_at.is_some_and(|at| now >= at) {
             self.begin_look(now, view.custody.is_nothing_in_flight);
             return Step::Again;
@@ -561,14 +534,10 @@ impl<'a> Planner<'a> {
         let answers = answers.filter(|_| view.custody.doubt.is_none());
         let until = self.next_look(now, view);
         let until = undo_at.map_or(until, |at| at.min(until));
-        let due = match until == self.next_poll(now) {
-            true => Due::Poll,
-            false => Due::Owed,
-        };
         Step::Wait(Wait {
             what,
             until,
-            due,
+            is_poll: until == self.next_poll(now),
             answers,
         })
     }

@@ -405,7 +405,7 @@ impl<'a, D: Database> Settler<'a, D> {
         // At the end of the relay, the lease ends, and other relays find what it may have left.
         if is_in_doubt && !shared.is_stopping() {
             let lease = shared.lease.current().unwrap_or(lease);
-            shared.custody.begin_doubt(lease, RanBy::NONE);
+            shared.custody.begin_doubt(lease, RanBy::Only(Vec::new()));
         }
     }
 

@@ -127,7 +127,7 @@ fn messages_of_a_lost_answer_are_released_however_large_the_outbox_is() {
         pid: i32::MAX,
         started: 0,
     };
-    let ran_by = RanBy::from(backend);
+    let ran_by = RanBy::from(Some(backend));
     relay.shared().custody.begin_doubt(lease, ran_by);
     ground.run(
         "INSERT INTO {outbox} (topic, payload) SELECT 'new', '1' FROM generate_series(1, 100)",

@@ -23,7 +23,7 @@ use crate::engine::host::session::AfterRefusal;
 use crate::engine::keys::sql::ordered::{Candidate, Key};
 use crate::engine::lease::sql::backend::Backend;
 use crate::engine::lease::sql::lease::{LeaseId, Registration, Seen};
-use crate::engine::plan::{Part, Streams, Surveyed};
+use crate::engine::plan::{Streams, Surveyed};
 use crate::engine::send::gate::News;
 use crate::engine::send::sql::pause::{BREAKER_OPEN, Paused};
 use crate::engine::serves::routes::Serves;
@@ -446,11 +446,12 @@ impl Database for Link<'_> {
 
     fn release_unknown(
         &mut self,
-        part: Part,
+        lease: LeaseId,
+        range: Range,
         known: &[Claim],
         moment: Duration,
     ) -> Answer<Option<Released>> {
-        if self.is_too_long(moment, time_for(part.range)) {
+        if self.is_too_long(moment, time_for(range)) {
             return Ok(None);
         }
         self.ask(|tables, _, broken, changes| match broken {
@@ -458,7 +459,7 @@ impl Database for Link<'_> {
                 messages: 0,
                 are_some_locked: false,
             }),
-            _ => Some(tables.release_unknown(part, known, changes)),
+            _ => Some(tables.release_unknown(lease, range, known, changes)),
         })
     }
 

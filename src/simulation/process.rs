@@ -1784,7 +1784,7 @@ fn play(shared: &Shared, began: Instant, mut views: impl FnMut(u64) -> View) -> 
                 };
                 planner.surveyed(now, survey, found, &HashSet::new());
             }
-            Step::Claim(plan::Claim::Lanes { plain, keyed, .. }) => {
+            Step::Claim { plain, keyed, .. } => {
                 let brought = Brought {
                     room: usize::MAX,
                     batch: &Batch::default(),
@@ -1795,7 +1795,7 @@ fn play(shared: &Shared, began: Instant, mut views: impl FnMut(u64) -> View) -> 
                 let asked = [plain, keyed].concat();
                 planner.claimed(now, &asked, &brought);
             }
-            Step::Claim(plan::Claim::Found(kind, ask)) => {
+            Step::Search(ask) => {
                 let page = Page {
                     moment: Some(Moment {
                         newest: None,
@@ -1814,7 +1814,7 @@ fn play(shared: &Shared, began: Instant, mut views: impl FnMut(u64) -> View) -> 
                     outcome: plan::Outcome::Done(Box::new(found)),
                     last: crate::engine::plan::pace::Last { ended: now, took },
                 };
-                planner.searched(kind, finished);
+                planner.searched(finished);
             }
             Step::Wait(wait) => planner.waited(now, wait.what, true, true),
             _ => {}

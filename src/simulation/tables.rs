@@ -30,7 +30,6 @@ use crate::engine::claim::sql::streams::Found;
 use crate::engine::directory::Roster;
 use crate::engine::keys::sql::ordered::{Candidate, Key};
 use crate::engine::lease::sql::lease::{LeaseId, Registration, Seen};
-use crate::engine::plan::Part;
 use crate::engine::send::sql::pause::{BREAKER_OPEN, Paused};
 use crate::engine::serves::routes::{Refuses, Routes, Serves};
 use crate::engine::serves::sql::topics::{KnownTopic, Patterns};
@@ -1240,17 +1239,18 @@ impl Tables {
     /// `None`: a person has locked one of them, and the statement waits until its time has ended.
     pub(super) fn release_unknown(
         &self,
-        part: Part,
+        lease: LeaseId,
+        range: Range,
         known: &[Claim],
         changes: &mut Changes,
     ) -> Released {
         let is_known = |row: &Row| {
             let mut known = known.iter();
-            known.any(|one| self.held(part.lease, *one) == Some(row))
+            known.any(|one| self.held(lease, *one) == Some(row))
         };
         let is_unknown = |row: &&Row| {
-            part.range.has(row.sequence)
-                && row.held.is_some_and(|held| held.lease == part.lease.0)
+            range.has(row.sequence)
+                && row.held.is_some_and(|held| held.lease == lease.0)
                 && !is_known(row)
         };
         let unlocked: Vec<&Row> = self.others().filter(is_unknown).collect();

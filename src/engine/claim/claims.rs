@@ -1,18 +1,17 @@
 //! The claimer's claims.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::Claimer;
 use super::hand_over::By;
-use super::sql::claim::{Batch, Claimant, Claimed, Lane, Runs};
+use super::sql::claim::{Batch, Claimant, Claimed, Lane, Position, Runs, Stream};
 use super::sql::search::Ask;
 use crate::clock;
 use crate::engine::directory::Reading;
 use crate::engine::host::database::{Answer, Database, Taken, Which};
 use crate::engine::plan::pace::Last;
-use crate::engine::plan::{
-    Brought, Claims, Finished, Found, OfKeys, Outcome, Picked, SearchKind, View,
-};
+use crate::engine::plan::{Brought, Claims, Finished, Found, OfKeys, Outcome, Picked, View};
 use crate::engine::send::bulkhead::claim_bytes;
 use crate::error::DatabaseError;
 use crate::sql::brief::{Tried, has_timed_out};
@@ -28,7 +27,7 @@ impl<D: Database> Claimer<'_, D> {
                 .min(left);
         }
         if !keyed.is_empty() && left > 0 {
-            let goes_to = |lane: &Lane| self.planner.goes_to(&lane.stream.topic);
+            let goes_to = |lane: &Lane| self.planner.directory.goes_to(&lane.stream.topic);
             let goes_to: Vec<String> = keyed.iter().map(goes_to).collect();
             self.claim_lanes(keyed, left, Which::Due(keyed, &goes_to, left))?;
         }
@@ -41,12 +40,10 @@ impl<D: Database> Claimer<'_, D> {
         let taken = self.claiming(which);
         let taken = self.unless_too_slow(taken, began)?;
         let took = clock::since(began);
-        let Some(Taken { batch, reached }) = taken else {
+        let Some((batch, of_keys, reached)) = taken else {
             self.planner.claim_was_too_slow(clock::now(), asked, took);
             return Ok(0);
         };
-        let of_keys = of_keys(which, &batch);
-        let batch = batch.unwrap_or_default();
         let brought = Brought {
             room,
             batch: &batch,
@@ -61,7 +58,7 @@ impl<D: Database> Claimer<'_, D> {
     }
 
     /// Asks for messages, and claims those that the planner picks.
-    pub(super) fn search(&mut self, by: SearchKind, ask: Ask, view: &View) -> Answer<()> {
+    pub(super) fn search(&mut self, ask: Ask, view: &View) -> Answer<()> {
         let began = clock::now();
         let (outcome, result) = match self.find_and_claim(&ask, view, began) {
             Ok(outcome) => (outcome, Ok(())),
@@ -69,7 +66,7 @@ impl<D: Database> Claimer<'_, D> {
         };
         let last = Last::since(began);
         let finished = Finished { ask, outcome, last };
-        self.planner.searched(by, finished);
+        self.planner.searched(finished);
         result
     }
 
@@ -92,33 +89,26 @@ impl<D: Database> Claimer<'_, D> {
 
     fn claim_picked(&mut self, picked: &Picked) -> Answer<Claims> {
         let mut claims = Claims::default();
-        if !picked.plain.is_empty() {
-            self.claim_into(&mut claims, Which::Chosen(&picked.plain))?;
-        }
-        if !picked.keyed.is_empty() {
-            self.claim_into(&mut claims, Which::First(&picked.keyed))?;
+        let plain = (!picked.plain.is_empty()).then_some(Which::Chosen(&picked.plain));
+        let keyed = (!picked.keyed.is_empty()).then_some(Which::First(&picked.keyed));
+        for which in plain.into_iter().chain(keyed) {
+            let began = clock::now();
+            let (batch, of_keys, _) = self.claiming(which)?;
+            claims.of_keys = of_keys;
+            let sequence = |one: &Claimed| one.message.sequence.0;
+            claims.claimed.extend(batch.claimed.iter().map(sequence));
+            claims.is_cut |= batch.is_cut;
+            self.take(batch, clock::since(began))?;
         }
         Ok(claims)
     }
 
-    fn claim_into(&mut self, claims: &mut Claims, which: Which<'_>) -> Answer<()> {
-        let began = clock::now();
-        let Taken { batch, .. } = self.claiming(which)?;
-        claims.of_keys = of_keys(which, &batch);
-        let batch = batch.unwrap_or_default();
-        let sequence = |one: &Claimed| one.message.sequence.0;
-        claims.claimed.extend(batch.claimed.iter().map(sequence));
-        claims.is_cut |= batch.is_cut;
-        self.take(batch, clock::since(began))
-    }
-
-    /// Runs a claim. A claim whose result is lost may have succeeded, or may still be running.
-    fn claiming(&mut self, which: Which<'_>) -> Answer<Taken> {
-        let lease = self.planner.lease();
-        let runs = match which {
-            Which::Plain(..) | Which::Chosen(_) => None,
-            Which::Due(..) | Which::First(_) => self.shared.runs(),
-        };
+    /// Runs a claim. A claim whose result is lost may have succeeded, or may still be running. Returns also where the claim
+    /// stopped reading keyed lanes.
+    fn claiming(&mut self, which: Which<'_>) -> Answer<(Batch, OfKeys, HashMap<Stream, Position>)> {
+        let lease = self.planner.lease;
+        let is_keyed = matches!(which, Which::Due(..) | Which::First(_));
+        let runs = is_keyed.then(|| self.shared.runs()).flatten();
         let directory = &self.shared.directory;
         let (roster, read_to) = (directory.roster(), directory.read_to());
         let claimant = Claimant {
@@ -129,30 +119,32 @@ impl<D: Database> Claimer<'_, D> {
             expired: self.planner.expired(),
             bytes: claim_bytes(&self.shared.bulkheads),
         };
-        let is_keyed_look = matches!(which, Which::Due(..));
-        if is_keyed_look {
-            self.shared.count_keyed_look();
-        }
+        let count_look = || {
+            if matches!(which, Which::Due(..)) {
+                self.shared.count_keyed_look();
+            }
+        };
+        count_look();
         let result = self.db.claim(claimant, which);
-        if is_keyed_look {
-            self.shared.count_keyed_look();
-        }
+        count_look();
         if result.as_ref().is_err_and(DatabaseError::is_without_answer) {
             let backend = self.db.after().backend;
             self.shared.custody.begin_doubt(lease, backend.into());
         }
-        result
+        let Taken { batch, reached } = result?;
+        let of_keys = match (is_keyed, &batch) {
+            (false, _) => OfKeys::None,
+            (true, Some(_)) => OfKeys::Done,
+            (true, None) => OfKeys::Beaten(fastrand::f64()),
+        };
+        Ok((batch.unwrap_or_default(), of_keys, reached))
     }
 
     /// The result of a claim. `None`: the claim took too long.
     fn unless_too_slow<T>(&self, claim: Answer<T>, began: Instant) -> Answer<Option<T>> {
-        let limit = self.shared.claim_limit;
+        let (took, limit) = (clock::since(began), self.shared.claim_limit);
         match claim {
-            Err(DatabaseError::Statement(error))
-                if has_timed_out(&error, clock::since(began), limit) =>
-            {
-                Ok(None)
-            }
+            Err(DatabaseError::Statement(error)) if has_timed_out(&error, took, limit) => Ok(None),
             claim => claim.map(Some),
         }
     }
@@ -163,7 +155,7 @@ impl<D: Database> Claimer<'_, D> {
         if batch.claimed.is_empty() {
             return Ok(());
         }
-        let (shared, lease) = (self.shared, self.planner.lease());
+        let (shared, lease) = (self.shared, self.planner.lease);
         shared.signals.sleep.end();
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         shared.count(|stats| {
@@ -191,14 +183,5 @@ impl<D: Database> Claimer<'_, D> {
             Tried::Done(()) => Reading::Fresh,
             Tried::Locked => Reading::Locked,
         })
-    }
-}
-
-/// How a claim of keyed messages has ended.
-fn of_keys(which: Which<'_>, batch: &Option<Batch>) -> OfKeys {
-    match (which, batch) {
-        (Which::Plain(..) | Which::Chosen(_), _) => OfKeys::None,
-        (Which::Due(..) | Which::First(_), Some(_)) => OfKeys::Done,
-        (Which::Due(..) | Which::First(_), None) => OfKeys::Beaten(fastrand::f64()),
     }
 }

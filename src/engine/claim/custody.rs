@@ -308,7 +308,7 @@ impl Custody {
     pub(crate) fn seen(&self) -> InCustody {
         let state = self.state();
         InCustody {
-            doubt: state.doubt,
+            doubt: state.doubt.clone(),
             kept_back: Arc::clone(&state.kept_back),
             question: state.asked,
             is_asked: state.is_asked(),
@@ -369,7 +369,7 @@ impl Custody {
     }
 
     pub(crate) fn doubt(&self) -> Option<Doubt> {
-        self.state().doubt
+        self.state().doubt.clone()
     }
 
     /// All messages of a lease that this process knows in this range, so that the claimer can release all others. Until
@@ -403,7 +403,7 @@ impl Custody {
         let mut state = self.state();
         state.doubts += 1;
         let doubt = Doubt::new(lease, ran_by, state.doubts, clock::now());
-        state.doubt = Some(doubt.beside(state.doubt));
+        state.doubt = Some(doubt.beside(state.doubt.take()));
         self.tell(state, Event::Other);
     }
 
@@ -417,10 +417,10 @@ impl Custody {
     }
 
     /// Nothing is in doubt any more, unless another result was lost meanwhile.
-    pub(crate) fn end_doubt(&self, doubt: Doubt) {
+    pub(crate) fn end_doubt(&self, doubt: &Doubt) {
         let mut state = self.state();
         state.is_releasing = false;
-        state.doubt.take_if(|one| *one == doubt);
+        state.doubt.take_if(|one| one == doubt);
     }
 
     /// Answers a question: a query that began after the question found nothing.
@@ -540,7 +540,7 @@ mod tests {
         custody.begin_doubt(LEASE, RanBy::Any);
         let doubt = custody.doubt().expect("a doubt");
         custody.begin_release(LEASE, Range::ALL);
-        custody.end_doubt(doubt);
+        custody.end_doubt(&doubt);
         assert!(custody.begin_continuing().is_some());
     }
 
@@ -569,10 +569,10 @@ mod tests {
         custody.begin_doubt(LEASE, RanBy::Any);
         let first = custody.doubt().expect("a doubt");
         custody.begin_doubt(LEASE, RanBy::Any);
-        custody.end_doubt(first);
+        custody.end_doubt(&first);
         let second = custody.doubt().expect("another doubt");
         assert_ne!(first, second);
-        custody.end_doubt(second);
+        custody.end_doubt(&second);
         assert_eq!(custody.doubt(), None);
     }
 }

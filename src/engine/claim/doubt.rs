@@ -6,7 +6,7 @@ use crate::engine::lease::sql::backend::Backend;
 use crate::engine::lease::sql::lease::LeaseId;
 
 /// A claim whose result was lost, or a settle that the server has lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Doubt {
     pub(crate) lease: LeaseId,
     pub(crate) ran_by: RanBy,
@@ -19,10 +19,11 @@ pub(crate) struct Doubt {
 }
 
 /// The server processes that may still be running a claim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RanBy {
-    /// Only these: a server that restarts again and again gives each statement a process of its own.
-    Only([Option<Backend>; MOST]),
+    /// Only these: a server that restarts again and again gives each statement a process of its own. None: it was another
+    /// server than this one.
+    Only(Vec<Backend>),
     /// It may be any process.
     Any,
 }
@@ -31,46 +32,23 @@ pub(crate) enum RanBy {
 const MOST: usize = 8;
 
 impl RanBy {
-    /// No process of this server, which is another one than before.
-    pub(crate) const NONE: Self = Self::Only([None; MOST]);
-
-    /// The processes; `None`: any.
-    pub(crate) fn processes(&self) -> Option<Vec<Backend>> {
-        match self {
-            Self::Only(processes) => Some(processes.iter().copied().flatten().collect()),
-            Self::Any => None,
-        }
-    }
-
     fn and(self, others: Self) -> Self {
-        let (Self::Only(mut all), Some(others)) = (self, others.processes()) else {
+        let (Self::Only(mut all), Self::Only(mut others)) = (self, others) else {
             return Self::Any;
         };
-        for one in others {
-            if all.contains(&Some(one)) {
-                continue;
-            }
-            match all.iter_mut().find(|place| place.is_none()) {
-                Some(place) => *place = Some(one),
-                None => return Self::Any,
-            }
+        others.retain(|one| !all.contains(one));
+        all.append(&mut others);
+        match all.len() > MOST {
+            true => Self::Any,
+            false => Self::Only(all),
         }
-        Self::Only(all)
-    }
-}
-
-impl From<Backend> for RanBy {
-    fn from(backend: Backend) -> Self {
-        let mut processes = [None; MOST];
-        processes[0] = Some(backend);
-        Self::Only(processes)
     }
 }
 
 impl From<Option<Backend>> for RanBy {
     /// The process is not known behind a pooler.
     fn from(backend: Option<Backend>) -> Self {
-        backend.map_or(Self::Any, Self::from)
+        backend.map_or(Self::Any, |one| Self::Only(vec![one]))
     }
 }
 
@@ -131,26 +109,27 @@ mod tests {
     fn of_two_doubts_about_one_lease_no_process_is_forgotten() {
         let now = Instant::now();
         let doubt = |lease, ran_by| Doubt::new(LeaseId(lease), ran_by, 1, now);
-        let process = |pid| RanBy::from(Backend { pid, started: 1 });
+        let process = |pid| RanBy::from(Some(Backend { pid, started: 1 }));
         let settler = doubt(1, process(10));
-        assert_eq!(settler.beside(None), settler);
-        assert_eq!(settler.beside(Some(settler)), settler);
-        let both = doubt(1, process(11)).beside(Some(settler));
-        let both = both.ran_by.processes().expect("known processes");
-        assert_eq!(both.iter().map(|one| one.pid).collect::<Vec<_>>(), [10, 11]);
+        let beside = |one: &Doubt, before: &Doubt| one.clone().beside(Some(before.clone()));
+        assert_eq!(settler.clone().beside(None), settler);
+        assert_eq!(beside(&settler, &settler), settler);
+        let both = beside(&doubt(1, process(11)), &settler);
+        let expected = [10, 11].map(|pid| Backend { pid, started: 1 });
+        assert_eq!(both.ran_by, RanBy::Only(expected.into()));
         let any = doubt(1, RanBy::Any);
-        assert_eq!(settler.beside(Some(any)), any);
-        assert_eq!(any.beside(Some(settler)), any);
+        assert_eq!(beside(&settler, &any), any);
+        assert_eq!(beside(&any, &settler), any);
         let many = (0..).take(MOST + 1).map(process);
         assert_eq!(many.reduce(RanBy::and), Some(RanBy::Any));
         // The older lease has ended, and its messages are taken over.
         let newer = doubt(2, process(11));
-        assert_eq!(newer.beside(Some(settler)), newer);
-        let nobody = doubt(1, RanBy::NONE);
-        assert_eq!(nobody.beside(Some(settler)), settler);
-        assert_eq!(nobody.beside(Some(nobody)), nobody);
-        assert_eq!(settler.beside(Some(nobody)), settler);
+        assert_eq!(beside(&newer, &settler), newer);
+        let nobody = doubt(1, RanBy::Only(Vec::new()));
+        assert_eq!(beside(&nobody, &settler), settler);
+        assert_eq!(beside(&nobody, &nobody), nobody);
+        assert_eq!(beside(&settler, &nobody), settler);
         // The same if the older lease is reported later.
-        assert_eq!(settler.beside(Some(newer)), newer);
+        assert_eq!(beside(&settler, &newer), newer);
     }
 }

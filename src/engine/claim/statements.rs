@@ -29,7 +29,7 @@ impl<D: Database> Claimer<'_, D> {
             read_to: read_to.as_deref(),
         };
         let moment = shared.moment();
-        let mut found = (self.db).survey(self.planner.lease(), &survey.streams, moment, asks)?;
+        let mut found = (self.db).survey(self.planner.lease, &survey.streams, moment, asks)?;
         for lease in &found.shortened {
             log::info!(event = "session_gone", lease = lease; "the relay with lease {lease} has lost its connection: other relays take over its messages soon, unless it reconnects");
         }
@@ -51,15 +51,15 @@ impl<D: Database> Claimer<'_, D> {
             shared.custody.meet_another_server();
         }
         if is_other_server || is_without_answer {
-            (shared.custody).begin_doubt(self.planner.lease(), RanBy::NONE);
+            (shared.custody).begin_doubt(self.planner.lease, RanBy::Only(Vec::new()));
         }
-        let was_active = self.planner.is_active();
+        let was_active = self.planner.is_active;
         // Read after the query: this process may have claimed under a lease right before it ended.
         let held = shared.custody.leases();
         if self.planner.surveyed(clock::now(), survey, found, &held) {
             shared.signals.count.ring();
         }
-        if was_active != self.planner.is_active() {
+        if was_active != self.planner.is_active {
             self.tell_standing();
         }
         Ok(())
@@ -93,7 +93,7 @@ impl<D: Database> Claimer<'_, D> {
             self.read_members(&waiting, Some(surveyed))?;
         }
         match &mut self.keeper {
-            Some(keeper) => keeper.publish(&mut self.db, self.planner.lease()),
+            Some(keeper) => keeper.publish(&mut self.db, self.planner.lease),
             None => Ok(()),
         }
     }
@@ -134,7 +134,7 @@ impl<D: Database> Claimer<'_, D> {
 
     /// Logs that this relay has become active, or stands by.
     fn tell_standing(&self) {
-        let (shared, is_active) = (self.shared, self.planner.is_active());
+        let (shared, is_active) = (self.shared, self.planner.is_active);
         shared.threads.set_standing_by(!is_active);
         if is_active {
             log::info!(event = "active", outbox:% = shared.settings.table; "this relay is active now: claiming messages of {}", shared.settings.table);
@@ -150,25 +150,27 @@ impl<D: Database> Claimer<'_, D> {
         let custody = &self.shared.custody;
         match undo {
             Undo::Look(doubt) => {
-                let at_work = match doubt.ran_by.processes() {
-                    Some(processes) if self.db.end_processes(&processes)? => AtWork::Yes,
-                    None if doubt.may_run(clock::now()) => AtWork::Unknown,
-                    Some(_) | None => AtWork::No,
+                let at_work = match &doubt.ran_by {
+                    RanBy::Only(processes) if self.db.end_processes(processes)? => AtWork::Yes,
+                    RanBy::Any if doubt.may_run(clock::now()) => AtWork::Unknown,
+                    RanBy::Only(_) | RanBy::Any => AtWork::No,
                 };
                 let newest = self.db.newest(self.shared.moment())?;
                 let newest = newest.unwrap_or(i64::MAX);
                 self.planner.looked(clock::now(), at_work, newest);
             }
-            Undo::Part(part) => {
-                let Some(known) = custody.begin_release(part.lease, part.range) else {
+            Undo::Part(range) => {
+                let lease = self.planner.lease;
+                let Some(known) = custody.begin_release(lease, range) else {
                     self.planner.undo_is_put_off(clock::now());
                     return Ok(());
                 };
                 let began = clock::now();
-                let released = self.db.release_unknown(part, &known, self.shared.moment());
+                let moment = self.shared.moment();
+                let released = self.db.release_unknown(lease, range, &known, moment);
                 custody.end_release();
                 let took = clock::since(began);
-                self.planner.undone(clock::now(), part, released?, took);
+                self.planner.undone(clock::now(), range, released?, took);
             }
             Undo::End { doubt, released } => self.end_doubt(doubt, released),
         }
@@ -186,6 +188,6 @@ impl<D: Database> Claimer<'_, D> {
             };
             log::log!(level, event = "claim_undone", lease = lease.0, messages = count; "released {count} messages that the database showed as claimed by this relay (lease {}), but that the relay did not know", lease.0);
         }
-        self.shared.custody.end_doubt(doubt);
+        self.shared.custody.end_doubt(&doubt);
     }
 }

@@ -9,7 +9,7 @@ use super::Claimer;
 use super::intake::fill_all;
 use crate::clock;
 use crate::engine::host::database::Database;
-use crate::engine::plan::{Awaited, Due, Report, Wait};
+use crate::engine::plan::{Awaited, Report, Wait};
 
 /// A queue holds half a second of work, so senders that make progress make room within this time.
 pub(crate) const SOON: Duration = Duration::from_millis(500);
@@ -46,7 +46,7 @@ impl<D: Database> Claimer<'_, D> {
             self.shared.custody.room_wanted.no_more();
         }
         let polls = matches!(what, Awaited::Work | Awaited::WorkOrRoom | Awaited::Turn);
-        if polls && wait.due == Due::Poll && !is_rung {
+        if polls && wait.is_poll && !is_rung {
             self.shared.metrics.polled.increment(1);
         }
         let is_nothing_in_flight = self.shared.custody.seen().is_nothing_in_flight;

@@ -18,7 +18,7 @@ use crate::engine::claim::sql::streams::{Found, streams, streams_behind, streams
 use crate::engine::keys::sql::ordered::{self, Candidate, Key};
 use crate::engine::lease::sql::backend::{self, Backend};
 use crate::engine::lease::sql::lease::{self, LeaseId, Registration, Seen};
-use crate::engine::plan::{Part, Streams, Surveyed};
+use crate::engine::plan::{Streams, Surveyed};
 use crate::engine::send::gate::News;
 use crate::engine::send::sql::pause::{self, BREAKER_OPEN, Pausable, Paused};
 use crate::engine::serves::routes::Serves;
@@ -32,6 +32,7 @@ use crate::hand::Hand;
 use crate::name::OutboxName;
 use crate::sql::brief::{Locks, Tried, briefly, without_waiting};
 use crate::sql::expired;
+use crate::sql::range::Range;
 
 /// The result of a call.
 pub(crate) type Answer<T> = Result<T, DatabaseError>;
@@ -119,7 +120,8 @@ pub(crate) trait Database {
     /// Releases messages that a lease holds, except those that the relay knows. `None`: the statement took too long.
     fn release_unknown(
         &mut self,
-        part: Part,
+        lease: LeaseId,
+        range: Range,
         known: &[Claim],
         moment: Duration,
     ) -> Answer<Option<Released>>;
@@ -373,7 +375,8 @@ impl Database for Session {
 
     fn release_unknown(
         &mut self,
-        Part { lease, range }: Part,
+        lease: LeaseId,
+        range: Range,
         known: &[Claim],
         moment: Duration,
     ) -> Answer<Option<Released>> {

@@ -5,29 +5,22 @@ use std::time::{Duration, Instant};
 use super::pace::Last;
 use crate::engine::claim::sql::claim::Position;
 
-/// The last time that the database reported, and when its answer came. Only a hint: the database itself decides
-/// which messages are due and which leases have expired.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct DatabaseClock {
-    /// PostgreSQL's microseconds (since 2000) when the answer came, or before. So the estimate is never ahead of the
-    /// database.
-    pub(super) micros: i64,
-    pub(super) came: Instant,
-}
-
-/// The present by both clocks.
+/// The present by both clocks. Only a hint: the database itself decides which messages are due and which leases have
+/// expired.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Now {
     pub(super) here: Instant,
-    /// The database's microseconds; before all times if the database has not answered yet.
+    /// PostgreSQL's microseconds (since 2000), or less: the estimate is never ahead of the database. Before all times if
+    /// the database has not answered yet.
     pub(super) database: i64,
 }
 
 impl Now {
-    pub(super) fn new(here: Instant, clock: Option<DatabaseClock>) -> Self {
-        let database = clock.map_or(i64::MIN, |clock| {
-            let age = here.saturating_duration_since(clock.came);
-            clock.micros.saturating_add(micros(age))
+    /// `last`: the last time that the database reported, and when its answer came.
+    pub(super) fn new(here: Instant, last: Option<Self>) -> Self {
+        let database = last.map_or(i64::MIN, |last| {
+            let age = here.saturating_duration_since(last.here);
+            last.database.saturating_add(micros(age))
         });
         Self { here, database }
     }
@@ -60,10 +53,14 @@ mod tests {
         let asked = Instant::now();
         // The answer took three seconds: the database read its clock at some moment in between.
         let came = asked + Duration::from_secs(3);
-        let micros = 1_000_000_000;
-        let at = |here| Now::new(here, Some(DatabaseClock { micros, came }));
-        assert_eq!(at(came).database, micros);
-        assert_eq!(at(asked).database, micros);
+        let database = 1_000_000_000;
+        let last = Now {
+            here: came,
+            database,
+        };
+        let at = |here| Now::new(here, Some(last));
+        assert_eq!(at(came).database, database);
+        assert_eq!(at(asked).database, database);
         let later = came + Duration::from_millis(1);
         assert_eq!(at(later).database, 1_000_001_000);
         let a_second_ago = Position::of_time(999_001_000);

@@ -10,21 +10,13 @@ use crate::engine::claim::sql::page::Free;
 use crate::engine::directory::Roster;
 
 #[derive(Debug)]
-pub(super) struct Directory<'a> {
+pub(crate) struct Directory<'a> {
     pub(super) roster: Arc<dyn Roster>,
     /// The names of the bulkheads, by number.
-    names: Vec<&'a str>,
+    pub(super) names: Vec<&'a str>,
 }
 
-impl<'a> Directory<'a> {
-    pub(super) fn new(roster: Arc<dyn Roster>, names: Vec<&'a str>) -> Self {
-        Self { roster, names }
-    }
-
-    pub(super) fn way(&self, topic: &Topic) -> To {
-        self.roster.way(topic)
-    }
-
+impl Directory<'_> {
     /// The tenant of a member, if it has one.
     pub(super) fn tenant(&self, to: To) -> Option<Uuid> {
         match to {
@@ -40,8 +32,8 @@ impl<'a> Directory<'a> {
     }
 
     /// The name of the destination of a topic's messages; empty if the messages are fanned out or go nowhere.
-    pub(super) fn goes_to(&self, topic: &Topic) -> String {
-        match self.way(topic) {
+    pub(crate) fn goes_to(&self, topic: &Topic) -> String {
+        match self.roster.way(topic) {
             To::Bulkhead(number) => self.names[number].to_owned(),
             To::Member(_) => topic.destination.clone(),
             To::Split | To::Nowhere => String::new(),

@@ -56,7 +56,7 @@ const MOST_KEPT: usize = 1000;
 pub(super) struct Lanes {
     lanes: Vec<LaneState>,
     /// What was kept back at the last claim.
-    kept_back: Arc<KeptBack>,
+    pub(super) kept_back: Arc<KeptBack>,
     turn: usize,
     /// Whether lanes that were never asked come first, if there are too many for one claim.
     prefers_new: bool,
@@ -193,6 +193,10 @@ impl LaneState {
     fn is_of_member(&self) -> bool {
         matches!(self.to, To::Member(_)) && !self.stream.is_keyed
     }
+
+    fn is_due(&self, early: i64) -> bool {
+        !self.is_of_member() || self.first <= early
+    }
 }
 
 /// Lets tenants take turns: first a lane of each, then a second one. A lane of no tenant has a turn of its own. `new_first`:
@@ -207,11 +211,11 @@ fn take_turns(lanes: &mut Vec<&LaneState>, tenant: impl Fn(To) -> Option<Uuid>, 
         })
     };
     let turns: Vec<usize> = lanes.iter().map(of_turn).collect();
-    let mut in_turn: Vec<usize> = (0..lanes.len()).collect();
+    let mut in_turn: Vec<(usize, &LaneState)> = turns.into_iter().zip(lanes.drain(..)).collect();
     // While others claim keyed messages, those lanes are left out later.
     let is_known = |lane: &LaneState| lane.is_asked || lane.stream.is_keyed;
-    in_turn.sort_by_key(|at| (turns[*at], new_first && is_known(lanes[*at])));
-    *lanes = in_turn.into_iter().map(|at| lanes[at]).collect();
+    in_turn.sort_by_key(|(turn, lane)| (*turn, new_first && is_known(lane)));
+    lanes.extend(in_turn.into_iter().map(|(_, lane)| lane));
 }
 
 impl Lanes {
@@ -223,16 +227,11 @@ impl Lanes {
     ///
     /// Returns `true` if new lanes include topics that this relay does not serve.
     pub(super) fn take_over(&mut self, seen: Seen, way: impl Fn(&Topic) -> To, now: Now) -> bool {
-        let Seen {
-            found,
-            is_all,
-            slow,
-        } = seen;
         // Two lanes of one stream would claim its messages twice. The first message of a stream counts.
-        let found = found.into_iter().rev();
+        let found = seen.found.into_iter().rev();
         let mut found: BTreeMap<Stream, Position> =
             found.map(|found| (found.stream, found.first)).collect();
-        if is_all {
+        if seen.is_all {
             self.looked = Some(now.here);
             let keeps_empty = self.lanes.len() <= MOST_KEPT;
             self.lanes.retain_mut(|lane| {
@@ -241,7 +240,7 @@ impl Lanes {
                     return true;
                 }
                 let is_recent = now.here.saturating_duration_since(lane.seen) < EMPTY_KEPT;
-                keeps_empty && (slow.is_some() || is_recent && !lane.is_of_member())
+                keeps_empty && (seen.slow.is_some() || is_recent && !lane.is_of_member())
             });
         }
         for lane in &self.lanes {
@@ -250,7 +249,7 @@ impl Lanes {
         let before = self.lanes.len();
         self.lanes.extend(found.into_iter().map(|(stream, first)| {
             let to = way(&stream.topic);
-            LaneState::new(Found { stream, first }, to, now, slow)
+            LaneState::new(Found { stream, first }, to, now, seen.slow)
         }));
         (self.lanes[before..].iter()).any(|lane| lane.to == To::Nowhere)
     }
@@ -301,10 +300,6 @@ impl Lanes {
     pub(super) fn keep_back(&mut self, kept_back: &Arc<KeptBack>) -> bool {
         let before = std::mem::replace(&mut self.kept_back, Arc::clone(kept_back));
         !Arc::ptr_eq(&before, kept_back) && kept_back.frees(&before)
-    }
-
-    pub(super) fn kept_back(&self) -> &KeptBack {
-        &self.kept_back
     }
 
     /// Starts a look: every lane may have messages again.
@@ -368,29 +363,21 @@ impl Lanes {
                 without.remove(&lane.stream.topic);
             }
         }
-        self.lanes
-            .extend(without.into_iter().map(|topic| LaneState {
-                stream: Stream {
-                    topic: topic.clone(),
-                    is_keyed: false,
-                },
-                to: way(topic),
-                is_quiet: false,
-                is_done: false,
-                floor: Position::START,
-                is_asked: false,
-                swept: None,
-                is_swept_in_look: false,
-                first: topics[topic],
-                seen: looked,
-            }));
+        let looked = Now::new(looked, None);
+        self.lanes.extend(without.into_iter().map(|topic| {
+            let stream = Stream {
+                topic: topic.clone(),
+                is_keyed: false,
+            };
+            let first = Position::of_time(topics[topic]);
+            LaneState::new(Found { stream, first }, way(topic), looked, None)
+        }));
     }
 
     /// Whether some keyed lane may be claimed from. `is_open`: whether its destination takes messages.
     pub(super) fn has_keyed(&self, is_open: impl Fn(To) -> bool) -> bool {
-        self.lanes.iter().any(|lane| {
-            lane.stream.is_keyed && is_open(lane.to) && !self.kept_back.has(&lane.stream.topic)
-        })
+        let mut keyed = self.claimable(|lane| lane.stream.is_keyed && is_open(lane.to));
+        keyed.next().is_some()
     }
 
     /// Whether some keyed messages name a destination.
@@ -421,27 +408,15 @@ impl Lanes {
         tenant: impl Fn(To) -> Option<Uuid>,
         is_asked: bool,
     ) -> Vec<Lane> {
-        let room_of = |lane: &LaneState| room(Group::Only(lane.to));
-        let shared_by = |lane: &LaneState| room(lane.to.group());
-        let count = self.lanes.len();
-        if count == 0 {
+        if self.lanes.is_empty() {
             return Vec::new();
         }
-        for lane in &mut self.lanes {
-            if lane.is_done && is_asked && !lane.stream.is_keyed {
-                lane.is_done = lane.is_swept_in_look;
-            }
-        }
-        // With few lanes, each claim starts with another lane. With many, each claim takes the next lanes.
-        let step = if count > MOST_LANES { MOST_LANES } else { 1 };
-        self.turn = (self.turn + step) % count;
-        self.prefers_new = !self.prefers_new;
+        self.begin_turn(is_asked);
+        let room_of = |lane: &LaneState| room(Group::Only(lane.to));
+        let shared_by = |lane: &LaneState| room(lane.to.group());
         let early = self.time_of_early(now);
-        let in_turn = (0..count).map(|n| &self.lanes[(self.turn + n) % count]);
-        let (mut left, done): (Vec<&LaneState>, Vec<&LaneState>) = in_turn
-            .filter(|lane| is_asked || !lane.is_of_member() || lane.first <= early)
-            .filter(|lane| !self.kept_back.has(&lane.stream.topic))
-            .filter(|lane| room_of(lane) > 0)
+        let (mut left, done): (Vec<&LaneState>, Vec<&LaneState>) = self
+            .claimable(|lane| (is_asked || lane.is_due(early)) && room_of(lane) > 0)
             .partition(|lane| !lane.is_done);
         if left.is_empty() {
             return Vec::new();
@@ -482,13 +457,31 @@ impl Lanes {
         asked.into_iter().map(lane).collect()
     }
 
+    /// With few lanes, each claim starts with another lane. With many, each claim takes the next lanes.
+    fn begin_turn(&mut self, is_asked: bool) {
+        for lane in &mut self.lanes {
+            if lane.is_done && is_asked && !lane.stream.is_keyed {
+                lane.is_done = lane.is_swept_in_look;
+            }
+        }
+        let count = self.lanes.len();
+        let step = if count > MOST_LANES { MOST_LANES } else { 1 };
+        self.turn = (self.turn + step) % count;
+        self.prefers_new = !self.prefers_new;
+    }
+
+    /// Those of these lanes that are not kept back, in turn.
+    fn claimable(&self, which: impl Fn(&LaneState) -> bool) -> impl Iterator<Item = &LaneState> {
+        let in_turn = self.lanes.iter().cycle().skip(self.turn);
+        let in_turn = in_turn.take(self.lanes.len());
+        in_turn.filter(move |lane| which(lane) && !self.kept_back.has(&lane.stream.topic))
+    }
+
     /// The time of the first sweep that this look, started at `began`, has left out. A sweep that was possible at once
     /// was left out for want of room, and waiting does not make room.
     pub(super) fn owed_at(&self, began: Instant, is_open: impl Fn(To) -> bool) -> Option<Instant> {
-        let is_claimed =
-            |lane: &&LaneState| is_open(lane.to) && !self.kept_back.has(&lane.stream.topic);
-        let lanes = self.lanes.iter().filter(is_claimed);
-        let owed = lanes.filter_map(|lane| lane.owed_at());
+        let lanes = self.claimable(|lane| is_open(lane.to));
+        let owed = lanes.filter_map(LaneState::owed_at);
         owed.filter(|at| *at >= began).min()
     }
 
@@ -539,10 +532,7 @@ impl Lanes {
     /// Whether some lane is still to be asked in this look. `is_open`: whether its destination takes messages.
     pub(super) fn is_anything_left(&self, now: Now, is_open: impl Fn(To) -> bool) -> bool {
         let early = self.time_of_early(now);
-        self.lanes.iter().any(|lane| {
-            let is_due = !lane.is_of_member() || lane.first <= early;
-            let is_kept_back = || self.kept_back.has(&lane.stream.topic);
-            !lane.is_done && is_due && is_open(lane.to) && !is_kept_back()
-        })
+        let is_left = |lane: &LaneState| !lane.is_done && lane.is_due(early) && is_open(lane.to);
+        self.claimable(is_left).next().is_some()
     }
 }

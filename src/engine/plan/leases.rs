@@ -10,14 +10,10 @@ pub(super) struct Leases {
     /// Leases that messages name but whose rows are gone.
     vanished: Vec<i64>,
     /// Those of both whose messages may be taken over.
-    expired: Vec<i64>,
+    pub(super) expired: Vec<i64>,
 }
 
 impl Leases {
-    pub(super) fn expired(&self) -> &[i64] {
-        &self.expired
-    }
-
     pub(super) fn has_ended(&self, lease: LeaseId) -> bool {
         self.ended.iter().flatten().any(|id| *id == lease.0)
     }

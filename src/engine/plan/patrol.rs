@@ -79,7 +79,7 @@ impl Patrol {
 impl Search for Patrol {
     fn ask(&mut self, pass: &Pass) -> Option<Ask> {
         if self.next_at(pass.now).is_some_and(|at| pass.now >= at) {
-            self.rounds.begin(pass.now, Ranges::new());
+            self.rounds.begin(pass.now);
         }
         let range = self.rounds.place()?.next()?;
         self.turn.is_next(pass.is_idle).then_some(Ask::Range(range))

@@ -73,10 +73,10 @@ impl Planner<'_> {
         let most = view.left_to_claim.unwrap_or(usize::MAX);
         for free in &page.found {
             let topic = free.topic();
-            if self.lanes.kept_back().has(&topic) || self.directory.leaves(free) {
+            if self.lanes.kept_back.has(&topic) || self.directory.leaves(free) {
                 continue;
             }
-            let (to, key) = (self.directory.way(&topic), free.key());
+            let (to, key) = (self.directory.roster.way(&topic), free.key());
             let (count, room) = (taken.entry(to).or_default(), view.room_of(to));
             if *count >= room || picked.plain.len() + picked.keyed.len() >= most {
                 picked.left.push(Left {

@@ -27,12 +27,14 @@ pub(super) struct Ranges {
     then: std::vec::IntoIter<Range>,
 }
 
-impl Ranges {
+impl Default for Ranges {
     /// All sequences.
-    pub(super) fn new() -> Self {
+    fn default() -> Self {
         Self::until(i64::MAX)
     }
+}
 
+impl Ranges {
     /// Starts at the beginning. Sequences below 1 exist only if an operator has written them by hand.
     pub(super) fn until(end: i64) -> Self {
         Self {
@@ -51,7 +53,7 @@ impl Ranges {
     pub(super) fn again(ranges: Vec<Range>) -> Self {
         let mut again = Self {
             then: ranges.into_iter(),
-            ..Self::new()
+            ..Self::default()
         };
         again.begin_next();
         again
@@ -113,7 +115,7 @@ mod tests {
         each_millisecond: i128,
         mut way: impl FnMut() -> u64,
     ) -> usize {
-        let mut ranges = Ranges::new();
+        let mut ranges = Ranges::default();
         let mut last = i64::MIN;
         let mut count = 0;
         while let Some(range) = ranges.next() {

@@ -5,22 +5,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::contention::OfKeys;
-use super::database_clock::DatabaseClock;
+use super::database_clock::Now;
 use super::lanes::{Brought, Seen};
 use super::search::{Finished, Outcome, WalkAgain};
-use super::searches::SearchKind;
 use super::surveys::{Looks, Streams, Survey, Surveyed};
 use super::to::To;
-use super::undoing::Part;
 use super::{Awaited, Planner, Stage};
 use crate::engine::claim::doubt::AtWork;
 use crate::engine::claim::sql::claim::{Lane, Topic};
 use crate::engine::claim::sql::page::Free;
+use crate::engine::claim::sql::search::Ask;
 use crate::engine::directory::Roster;
 use crate::engine::keys::sql::ordered::Key;
 use crate::engine::lease::sql::lease::LeaseId;
 use crate::engine::settle::sql::settle::Released;
 use crate::log;
+use crate::sql::range::Range;
 
 /// What other threads report to the planner, and what the claimer learns beside its steps.
 #[derive(Debug)]
@@ -107,18 +107,17 @@ impl Planner<'_> {
             Report::Roster(roster) => {
                 self.directory.roster = roster;
                 let directory = &self.directory;
-                if self.lanes.go_elsewhere(|topic| directory.way(topic)) {
+                if self.lanes.go_elsewhere(|topic| directory.roster.way(topic)) {
                     self.searches.walk.restart();
                 }
             }
             Report::Unserved(mut topics) => {
-                topics.retain(|topic| self.directory.way(topic) == To::Nowhere);
+                topics.retain(|topic| self.directory.roster.way(topic) == To::Nowhere);
                 self.searches.unserved.topics = topics;
             }
             Report::Returned(Returned { topics, keys }) => {
-                let (directory, looked) = (&self.directory, self.look.began);
-                self.lanes
-                    .go_back(&topics, |topic| directory.way(topic), looked);
+                let (roster, looked) = (&self.directory.roster, self.look.began);
+                (self.lanes).go_back(&topics, |topic| roster.way(topic), looked);
                 self.searches.free(keys);
             }
             Report::Vanished(leases) => {
@@ -156,9 +155,9 @@ impl Planner<'_> {
             self.searches.patrol.want(now);
         }
         // `now` is after the answer, so the estimate is never ahead of the database.
-        self.clock = Some(DatabaseClock {
-            micros: found.time,
-            came: now,
+        self.clock = Some(Now {
+            here: now,
+            database: found.time,
         });
         if found.is_active && !self.is_active {
             self.lanes.forget_places();
@@ -186,8 +185,8 @@ impl Planner<'_> {
     }
 
     pub(super) fn take_over(&mut self, seen: Seen, now: Instant) -> bool {
-        let (now, directory) = (self.now(now), &self.directory);
-        (self.lanes).take_over(seen, |topic| directory.way(topic), now)
+        let (now, roster) = (self.now(now), &self.directory.roster);
+        (self.lanes).take_over(seen, |topic| roster.way(topic), now)
     }
 
     /// Whether another server has answered a survey than the survey before. A promoted standby may lack the last
@@ -215,16 +214,16 @@ impl Planner<'_> {
         }
     }
 
-    /// Messages of a part were released; `None`: the statement took too long.
+    /// Messages of a range were released; `None`: the statement took too long.
     pub(crate) fn undone(
         &mut self,
         now: Instant,
-        part: Part,
+        range: Range,
         released: Option<Released>,
         took: Duration,
     ) {
         let undoing = self.undoing.as_mut();
-        if undoing.is_some_and(|one| one.learn(now, part.range, released, took)) {
+        if undoing.is_some_and(|one| one.learn(now, range, released, took)) {
             self.look_everywhere();
         }
     }
@@ -245,7 +244,7 @@ impl Planner<'_> {
     }
 
     /// Takes in the outcome of a search.
-    pub(crate) fn searched(&mut self, by: SearchKind, mut finished: Finished) {
+    pub(crate) fn searched(&mut self, mut finished: Finished) {
         let now = finished.last.ended;
         match &finished.outcome {
             Outcome::Done(done) => {
@@ -255,7 +254,7 @@ impl Planner<'_> {
             Outcome::TooSlow => self.searches.patrol.want(now),
             Outcome::Failed => {}
         }
-        if by == SearchKind::Late {
+        if matches!(finished.ask, Ask::Late(_)) {
             // The query of late messages cannot have taken longer: this process stood still.
             finished.last.took = finished.last.took.min(self.timing.moment);
             if let Outcome::Done(done) = &finished.outcome {
@@ -269,7 +268,7 @@ impl Planner<'_> {
                 self.hear(Report::Returned(Returned::new(topics, keys)));
             }
         }
-        match self.searches.learn(by, finished) {
+        match self.searches.learn(finished) {
             Some(WalkAgain::Now) => self.searches.walk.restart(),
             Some(WalkAgain::Soon) => self.searches.walk.want_round(),
             None => {}

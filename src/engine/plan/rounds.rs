@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::pace::Last;
 
 /// The current round with its place, and the last completed round.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Rounds<P> {
     pub(super) in_flight: Option<(P, Round)>,
     pub(super) last: Option<Round>,
@@ -20,17 +20,8 @@ pub(super) struct Round {
     pub(super) has_left: bool,
 }
 
-impl<P> Default for Rounds<P> {
-    fn default() -> Self {
-        Self {
-            in_flight: None,
-            last: None,
-        }
-    }
-}
-
-impl<P> Rounds<P> {
-    pub(super) fn begin(&mut self, now: Instant, place: P) {
+impl<P: Default> Rounds<P> {
+    pub(super) fn begin(&mut self, now: Instant) {
         let round = Round {
             began: now,
             last: Last {
@@ -39,7 +30,7 @@ impl<P> Rounds<P> {
             },
             has_left: false,
         };
-        self.in_flight = Some((place, round));
+        self.in_flight = Some((P::default(), round));
     }
 
     /// The place of the current round.
@@ -61,12 +52,6 @@ impl<P> Rounds<P> {
             round.last.ended = now;
             self.last = Some(round);
         }
-    }
-
-    /// The current round, or else the last one.
-    pub(super) fn latest(&mut self) -> Option<&mut Round> {
-        let in_flight = self.in_flight.as_mut().map(|(_, round)| round);
-        in_flight.or(self.last.as_mut())
     }
 
     /// Whether a round that began since then has ended without skipping messages.

@@ -7,31 +7,23 @@ use crate::engine::claim::sql::search::Ask;
 use crate::engine::keys::sql::ordered::Key;
 
 macro_rules! searches {
-    ($($name:ident::$Search:ident,)+) => {
+    ($($name:ident::$Search:ident: $Ask:ident,)+) => {
         /// All searches, in the order of their priority.
         #[derive(Debug, Default)]
         pub(super) struct Searches {
             $(pub(super) $name: super::$name::$Search,)+
         }
 
-        /// The search that asks.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub(crate) enum SearchKind {
-            $($Search,)+
-        }
-
         impl Searches {
             /// The query of the first search that is due.
-            pub(super) fn ask(&mut self, pass: &Pass) -> Option<(SearchKind, Ask)> {
-                $(if let Some(ask) = self.$name.ask(pass) {
-                    return Some((SearchKind::$Search, ask));
-                })+
-                None
+            pub(super) fn ask(&mut self, pass: &Pass) -> Option<Ask> {
+                None$(.or_else(|| self.$name.ask(pass)))+
             }
 
-            pub(super) fn learn(&mut self, by: SearchKind, finished: Finished) -> Option<WalkAgain> {
-                match by {
-                    $(SearchKind::$Search => self.$name.learn(finished),)+
+            /// Each search has a query of its own.
+            pub(super) fn learn(&mut self, finished: Finished) -> Option<WalkAgain> {
+                match finished.ask {
+                    $(Ask::$Ask(..) => self.$name.learn(finished),)+
                 }
             }
 
@@ -49,11 +41,11 @@ macro_rules! searches {
 }
 
 searches! {
-    unserved::Unserved,
-    late::Late,
-    freed::Freed,
-    patrol::Patrol,
-    walk::Walk,
+    unserved::Unserved: Expired,
+    late::Late: Late,
+    freed::Freed: Keys,
+    patrol::Patrol: Range,
+    walk::Walk: Walk,
 }
 
 impl Searches {

@@ -27,8 +27,9 @@ pub(super) const REST_AFTER_NEWS: u32 = 10;
 
 /// News since the last survey: there may be new messages. If a survey was made a moment ago, the known lanes are asked
 /// first, so that under load surveys do not delay claims.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum News {
+    #[default]
     None,
     Heard,
     /// The known lanes are asked again. The next survey finds the messages of other streams.
@@ -36,7 +37,7 @@ enum News {
 }
 
 /// When surveys are made.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Surveys {
     /// The queries for streams.
     pub(super) looks: Looks,
@@ -50,20 +51,6 @@ pub(super) struct Surveys {
     pub(super) rows_owed: Option<Instant>,
     /// The server that answered the last survey.
     pub(super) server: Option<i64>,
-}
-
-impl Default for Surveys {
-    fn default() -> Self {
-        Self {
-            looks: Looks::default(),
-            made: None,
-            interval: INTERVAL,
-            news_interval: Duration::ZERO,
-            news: News::None,
-            rows_owed: None,
-            server: None,
-        }
-    }
 }
 
 impl Surveys {

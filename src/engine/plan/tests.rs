@@ -174,7 +174,7 @@ fn late(free: &[Free]) -> Page {
 
 fn keys(names: &[&str]) -> Step {
     let keys = names.iter().map(|name| key(name)).collect();
-    Step::Claim(Claim::Found(SearchKind::Freed, Ask::Keys(keys)))
+    Step::Search(Ask::Keys(keys))
 }
 
 /// A free message of the key `k`.
@@ -232,7 +232,7 @@ impl<'a> Ground<'a> {
     /// The next step, if there are no late messages.
     fn next(&mut self) -> Step {
         match self.planner.next(self.now, &self.view) {
-            Step::Claim(Claim::Found(SearchKind::Late, ask)) => {
+            Step::Search(ask @ Ask::Late(_)) => {
                 self.found_late(ask, &[], Duration::from_millis(1));
                 self.planner.stage = Stage::Claim;
                 self.next()
@@ -276,11 +276,9 @@ impl<'a> Ground<'a> {
     fn wait(&mut self) -> Wait {
         for _ in 0..100 {
             match self.step() {
-                Step::Claim(Claim::Lanes { plain, keyed, .. }) => {
-                    self.bring(&[plain, keyed].concat(), vec![])
-                }
-                Step::Claim(Claim::Found(SearchKind::Walk, ask)) => {
-                    self.found(SearchKind::Walk, ask, Page::default(), Claims::default());
+                Step::Claim { plain, keyed, .. } => self.bring(&[plain, keyed].concat(), vec![]),
+                Step::Search(ask @ Ask::Walk(_)) => {
+                    self.found(ask, Page::default(), Claims::default());
                 }
                 Step::LookAgain => match self.planner.look_again(self.now, &self.view) {
                     Step::Wait(wait) => return wait,
@@ -296,7 +294,7 @@ impl<'a> Ground<'a> {
     }
 
     /// Answers a search. Returns the sequences that the planner has picked of keyed messages.
-    fn found(&mut self, kind: SearchKind, ask: Ask, page: Page, claims: Claims) -> Vec<i64> {
+    fn found(&mut self, ask: Ask, page: Page, claims: Claims) -> Vec<i64> {
         let picked = self.planner.pick(self.now, &ask, &page, &self.view);
         let sequences = picked.keyed.iter().map(|one| one.sequence).collect();
         let outcome = Outcome::Done(Box::new(super::Found {
@@ -312,7 +310,7 @@ impl<'a> Ground<'a> {
                 took: Duration::from_millis(1),
             },
         };
-        self.planner.searched(kind, finished);
+        self.planner.searched(finished);
         sequences
     }
 
@@ -332,14 +330,14 @@ impl<'a> Ground<'a> {
                 took,
             },
         };
-        self.planner.searched(SearchKind::Late, finished);
+        self.planner.searched(finished);
     }
 
     /// The next step, which asks for late messages.
     fn asks_for_late(&mut self) -> Ask {
         loop {
             match self.planner.next(self.now, &self.view) {
-                Step::Claim(Claim::Found(SearchKind::Late, ask)) => return ask,
+                Step::Search(ask @ Ask::Late(_)) => return ask,
                 Step::Gates { .. } => {}
                 other => panic!("{other:?}"),
             }
@@ -349,7 +347,7 @@ impl<'a> Ground<'a> {
     /// The next step, which asks for freed keys.
     fn asks_for_keys(&mut self) -> Ask {
         match self.step() {
-            Step::Claim(Claim::Found(SearchKind::Freed, ask)) => ask,
+            Step::Search(ask @ Ask::Keys(_)) => ask,
             other => panic!("{other:?}"),
         }
     }
@@ -390,10 +388,10 @@ fn a_round_hears_the_gates_and_surveys_before_it_claims() {
             .surveyed(ground.now, survey, found, &ground.held)
     );
     // The walk goes first, for keys with a backlog. Then lanes and walk take turns.
-    let walk = Step::Claim(Claim::Found(SearchKind::Walk, Ask::Walk(Key::default())));
+    let walk = Step::Search(Ask::Walk(Key::default()));
     assert_eq!(ground.next(), walk);
     assert!(matches!(ground.next(), Step::Gates { may_probe: true }));
-    let Step::Claim(Claim::Lanes { plain, keyed, room }) = ground.next() else {
+    let Step::Claim { plain, keyed, room } = ground.next() else {
         panic!("expected a claim");
     };
     assert_eq!((plain.len(), keyed.len(), room), (1, 1, usize::MAX));
@@ -417,23 +415,23 @@ fn searches_come_in_the_order_of_their_priority() {
     while kinds.len() < 7 {
         match ground.planner.next(ground.now, &ground.view) {
             Step::Gates { .. } => {}
-            Step::Claim(Claim::Found(kind, ask)) => {
-                ground.found(kind, ask, late(&[]), Claims::default());
-                kinds.push(Some(kind));
+            Step::Search(ask) => {
+                kinds.push(match &ask {
+                    Ask::Expired(..) => "unserved",
+                    Ask::Late(_) => "late",
+                    Ask::Keys(_) => "freed",
+                    Ask::Range(_) => "patrol",
+                    Ask::Walk(_) => "walk",
+                });
+                ground.found(ask, late(&[]), Claims::default());
             }
-            Step::Claim(Claim::Lanes { .. }) => kinds.push(None),
+            Step::Claim { .. } => kinds.push("lanes"),
             other => panic!("{other:?}"),
         }
     }
     // Freed keys, the patrol and the walk take every other turn.
     let expected = [
-        Some(SearchKind::Unserved),
-        Some(SearchKind::Late),
-        Some(SearchKind::Freed),
-        Some(SearchKind::Patrol),
-        Some(SearchKind::Walk),
-        Some(SearchKind::Patrol),
-        None,
+        "unserved", "late", "freed", "patrol", "walk", "patrol", "lanes",
     ];
     assert_eq!(kinds, expected);
 }
@@ -470,7 +468,7 @@ fn room_that_was_made_before_the_flags_were_up_is_seen() {
     assert_eq!(wait.what, Awaited::Room);
     ground.view.doors[0].room = 1;
     ground.planner.waited(ground.now, wait.what, true, true);
-    assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
+    assert!(matches!(ground.step(), Step::Claim { .. }));
 }
 
 #[test]
@@ -527,8 +525,8 @@ fn the_wait_ends_when_a_look_for_streams_is_owed() {
     // from then on every wait ended at once.
     ground.view.is_queue_full = true;
     let wait = ground.wait();
-    let expected = (Awaited::Room, owed, Due::Owed);
-    assert_eq!((wait.what, wait.until, wait.due), expected);
+    let expected = (Awaited::Room, owed, false);
+    assert_eq!((wait.what, wait.until, wait.is_poll), expected);
     ground.now = owed;
     ground.planner.surveys.end(owed, owed, POLL);
     (ground.planner).waited(owed, Awaited::Room, false, true);
@@ -554,7 +552,7 @@ fn a_lane_continues_after_the_present_of_the_database() {
         .planner
         .surveyed(ground.now, survey, found, &ground.held);
     let asked = |ground: &mut Ground| match ground.step() {
-        Step::Claim(Claim::Lanes { plain, .. }) => plain,
+        Step::Claim { plain, .. } => plain,
         other => panic!("{other:?}"),
     };
     let sweep = asked(&mut ground);
@@ -582,7 +580,7 @@ fn news_that_never_ends_keeps_no_claim_back() {
     ground.planner.hear(Report::News);
     ground.survey(&[stream("a", false)]);
     ground.planner.hear(Report::News);
-    assert!(matches!(ground.next(), Step::Claim(Claim::Lanes { .. })));
+    assert!(matches!(ground.next(), Step::Claim { .. }));
     ground.begin_survey();
 }
 
@@ -600,7 +598,7 @@ fn a_question_is_answered_by_a_look_that_began_later_and_found_nothing() {
     );
     ground.planner.hear(Report::News);
     ground.survey(&[stream("a", false)]);
-    let Step::Claim(Claim::Lanes { plain, .. }) = ground.step() else {
+    let Step::Claim { plain, .. } = ground.step() else {
         panic!("expected a claim");
     };
     ground.bring(&plain, vec![claimed(1, "a", None)]);
@@ -671,7 +669,7 @@ fn news_soon_after_a_survey_asks_the_known_lanes_first() {
     assert_eq!(ground.wait().until, surveyed + POLL);
     ground.planner.hear(Report::News);
     ground.planner.waited(ground.now, Awaited::Work, true, true);
-    assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
+    assert!(matches!(ground.step(), Step::Claim { .. }));
     let owed = surveyed + surveys::REST_AFTER_NEWS * took;
     assert_eq!(
         ground.wait().until,
@@ -737,7 +735,7 @@ fn released(messages: usize) -> Option<Released> {
 
 impl Ground<'_> {
     /// The next part of an undo.
-    fn part(&mut self) -> Part {
+    fn part(&mut self) -> Range {
         match self.step() {
             Step::Undo(Undo::Part(part)) => part,
             other => panic!("{other:?}"),
@@ -745,10 +743,10 @@ impl Ground<'_> {
     }
 
     /// Releases all parts of a pass. The last one has this result, and is returned.
-    fn undo_all(&mut self, last: Option<Released>) -> Part {
+    fn undo_all(&mut self, last: Option<Released>) -> Range {
         loop {
             let part = self.part();
-            let is_last = part.range.upto == i64::MAX;
+            let is_last = part.upto == i64::MAX;
             let result = if is_last { last } else { released(0) };
             let took = Duration::ZERO;
             self.planner.undone(self.now, part, result, took);
@@ -765,8 +763,8 @@ fn a_question_waits_for_the_end_of_an_undo() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[]);
     let doubt = doubt(1);
-    ground.view.custody.doubt = Some(doubt);
-    assert_eq!(ground.step(), Step::Undo(Undo::Look(doubt)));
+    ground.view.custody.doubt = Some(doubt.clone());
+    assert_eq!(ground.step(), Step::Undo(Undo::Look(doubt.clone())));
     ground.planner.looked(ground.now, AtWork::No, i64::MAX);
     for _ in 0..3 {
         assert_eq!(ground.step(), Step::LookAgain);
@@ -782,11 +780,11 @@ fn an_undo_begins_at_once_and_claims_continue_meanwhile() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
     let doubt = doubt(1);
-    ground.view.custody.doubt = Some(doubt);
+    ground.view.custody.doubt = Some(doubt.clone());
     ground.view.custody.is_nothing_in_flight = false;
-    assert_eq!(ground.next(), Step::Undo(Undo::Look(doubt)));
+    assert_eq!(ground.next(), Step::Undo(Undo::Look(doubt.clone())));
     ground.planner.looked(ground.now, AtWork::No, i64::MAX);
-    assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
+    assert!(matches!(ground.step(), Step::Claim { .. }));
     let mut after = i64::MIN;
     let released = loop {
         let part = match ground.step() {
@@ -800,12 +798,12 @@ fn an_undo_begins_at_once_and_claims_continue_meanwhile() {
             }
             other => panic!("{other:?}"),
         };
-        assert_eq!((part.lease, part.range.after), (LEASE, after));
-        after = part.range.upto;
+        assert_eq!(part.after, after);
+        after = part.upto;
         let (now, took) = (ground.now, Duration::ZERO);
         ground.planner.undone(now, part, released(1), took);
-        if part.range.upto < i64::MAX {
-            assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
+        if part.upto < i64::MAX {
+            assert!(matches!(ground.step(), Step::Claim { .. }));
         } else {
             ground.planner.stage = Stage::Undo;
         }
@@ -825,8 +823,8 @@ fn an_undo_is_repeated_while_something_may_be_left() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[]);
     let doubt = doubt(1);
-    ground.view.custody.doubt = Some(doubt);
-    let look = Step::Undo(Undo::Look(doubt));
+    ground.view.custody.doubt = Some(doubt.clone());
+    let look = Step::Undo(Undo::Look(doubt.clone()));
     assert_eq!(ground.step(), look);
     ground.planner.looked(ground.now, AtWork::Yes, i64::MAX);
     assert_ne!(
@@ -882,7 +880,7 @@ fn locked_messages_are_released_soon_although_the_pass_took_long() {
     let took = Duration::from_millis(4);
     let last = loop {
         let part = ground.part();
-        let are_some_locked = part.range.has(1);
+        let are_some_locked = part.has(1);
         let released = Some(Released {
             messages: 0,
             are_some_locked,
@@ -890,14 +888,14 @@ fn locked_messages_are_released_soon_although_the_pass_took_long() {
         ground.now += Duration::from_secs(1);
         ground.planner.undone(ground.now, part, released, took);
         ground.planner.stage = Stage::Undo;
-        if part.range.upto == i64::MAX {
+        if part.upto == i64::MAX {
             break part;
         }
     };
-    assert!(last.range.after > 1);
+    assert!(last.after > 1);
     ground.now += 20 * took;
     let again = ground.part();
-    assert!(again.range.has(1), "{again:?}");
+    assert!(again.has(1), "{again:?}");
     ground.planner.undone(ground.now, again, released(1), took);
     ground.planner.stage = Stage::Undo;
     assert!(matches!(ground.step(), Step::Undo(Undo::End { .. })));
@@ -930,7 +928,7 @@ fn an_undo_restarts_when_another_answer_is_lost() {
     let (now, took) = (ground.now, Duration::ZERO);
     ground.planner.undone(now, part, released(0), took);
     let another = doubt(2);
-    ground.view.custody.doubt = Some(another);
+    ground.view.custody.doubt = Some(another.clone());
     ground.planner.stage = Stage::Undo;
     assert_eq!(ground.step(), Step::Undo(Undo::Look(another)));
     ground.planner.looked(ground.now, AtWork::No, i64::MAX);
@@ -946,7 +944,7 @@ fn a_doubt_about_an_ended_lease_ends_at_once() {
         lease: LeaseId(LEASE.0 - 1),
         ..doubt(1)
     };
-    ground.view.custody.doubt = Some(doubt);
+    ground.view.custody.doubt = Some(doubt.clone());
     let released = None;
     assert_eq!(ground.next(), Step::Undo(Undo::End { doubt, released }));
 }
@@ -968,7 +966,7 @@ fn leases_that_have_ended_are_taken_over_or_lost() {
     ground.held = [LeaseId(2), LeaseId(5)].into();
     ground.surveyed(ended(&[1, 2]));
     assert_eq!(ground.planner.expired(), [1, 4]);
-    let Step::Claim(Claim::Lanes { plain, .. }) = ground.step() else {
+    let Step::Claim { plain, .. } = ground.step() else {
         panic!("expected a takeover");
     };
     assert_eq!(plain[0].after, Position::START, "the lane is swept");
@@ -993,7 +991,7 @@ fn a_relay_that_stands_by_waits_for_its_turn_and_then_looks_at_everything() {
         .planner
         .waited(ground.now, Awaited::Turn, false, true);
     ground.surveyed(standing(true));
-    assert!(matches!(ground.step(), Step::Claim(Claim::Lanes { .. })));
+    assert!(matches!(ground.step(), Step::Claim { .. }));
 }
 
 /// R10: only one relay at a time has the right to probe. A relay that stands by does not take the right, and does not
@@ -1038,12 +1036,12 @@ fn a_relay_that_was_beaten_rests_and_claims_messages_without_keys_meanwhile() {
     let rest = Duration::from_millis(1);
     let expected = Wait::until(ground.now + rest);
     assert_eq!(ground.step(), Step::Wait(expected));
-    let Step::Claim(Claim::Lanes { plain, keyed, .. }) = ground.step() else {
+    let Step::Claim { plain, keyed, .. } = ground.step() else {
         panic!("expected a claim");
     };
     assert_eq!((plain.len(), keyed.len()), (1, 0));
     ground.now += rest;
-    let Step::Claim(Claim::Lanes { plain, keyed, .. }) = ground.step() else {
+    let Step::Claim { plain, keyed, .. } = ground.step() else {
         panic!("expected a claim after the back-off");
     };
     assert_eq!((plain.len(), keyed.len()), (1, 1));
@@ -1086,7 +1084,7 @@ fn keys_without_room_wait_for_it() {
     let found = |ground: &mut Ground<'_>, claims| {
         let ask = ground.asks_for_keys();
         assert_eq!(ask, Ask::Keys(vec![key("k")]));
-        ground.found(SearchKind::Freed, ask, head("a", 1), claims)
+        ground.found(ask, head("a", 1), claims)
     };
     assert!(found(&mut ground, Claims::default()).is_empty());
     let wait = ground.wait();
@@ -1120,7 +1118,7 @@ fn freed_keys_wait_for_their_destination_to_open_and_walks_for_topics_that_are_r
         opens_at: None,
     };
     let open = std::mem::replace(&mut ground.view.doors[0], closed);
-    ground.found(SearchKind::Freed, ask, head("a", 1), Claims::default());
+    ground.found(ask, head("a", 1), Claims::default());
     assert_eq!(
         ground.wait().what,
         Awaited::Work,
@@ -1128,7 +1126,7 @@ fn freed_keys_wait_for_their_destination_to_open_and_walks_for_topics_that_are_r
     );
     ground.view.doors[0] = open;
     let ask = ground.asks_for_keys();
-    ground.found(SearchKind::Freed, ask, Page::default(), Claims::default());
+    ground.found(ask, Page::default(), Claims::default());
     assert_eq!(ground.wait().what, Awaited::Work);
     let asks_for_walk = |ground: &mut Ground<'_>| {
         let pass = Pass {
@@ -1156,7 +1154,7 @@ fn a_limit_ends_claims_and_answers() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
     ground.view.left_to_claim = Some(2);
-    let Step::Claim(Claim::Lanes { room, .. }) = ground.step() else {
+    let Step::Claim { room, .. } = ground.step() else {
         panic!("expected a claim");
     };
     assert_eq!(room, 2);
@@ -1173,7 +1171,7 @@ fn a_limit_ends_claims_and_answers() {
 fn a_slow_search_is_left_to_the_patrol() {
     let routes = routes();
     let mut ground = Ground::with(&routes, &[stream("a", false)]);
-    let Step::Claim(Claim::Lanes { plain, .. }) = ground.step() else {
+    let Step::Claim { plain, .. } = ground.step() else {
         panic!("expected a claim");
     };
     ground
@@ -1182,12 +1180,11 @@ fn a_slow_search_is_left_to_the_patrol() {
     let mut ranges: Vec<Range> = Vec::new();
     for _ in 0..1000 {
         match ground.step() {
-            Step::Claim(Claim::Found(SearchKind::Patrol, Ask::Range(range))) => {
+            Step::Search(Ask::Range(range)) => {
                 ranges.push(range);
-                let (kind, ask) = (SearchKind::Patrol, Ask::Range(range));
-                ground.found(kind, ask, Page::default(), Claims::default());
+                ground.found(Ask::Range(range), Page::default(), Claims::default());
             }
-            Step::Claim(Claim::Lanes { plain, .. }) => ground.bring(&plain, vec![]),
+            Step::Claim { plain, .. } => ground.bring(&plain, vec![]),
             Step::LookAgain => break,
             other => panic!("{other:?}"),
         }
@@ -1205,7 +1202,7 @@ fn a_relay_of_an_empty_outbox_sleeps_until_the_next_poll() {
     for _ in 0..2 {
         let wait = ground.wait();
         assert_eq!((wait.what, wait.until), (Awaited::Work, ground.now + POLL));
-        assert_eq!(wait.due, Due::Poll);
+        assert!(wait.is_poll);
         ground.now += POLL;
         ground
             .planner
@@ -1227,7 +1224,7 @@ fn a_process_that_stood_still_looks_for_late_commits_soon() {
         .waited(ground.now + SECOND, Awaited::Work, true, true);
     let wait = ground.wait();
     assert!(wait.until <= ground.now + 6 * SECOND);
-    assert_eq!(wait.due, Due::Owed, "a query is owed before the poll");
+    assert!(!wait.is_poll, "a query is owed before the poll");
 }
 
 /// R6
@@ -1238,12 +1235,12 @@ fn expired_messages_are_searched_for_in_topics_that_no_relay_serves() {
     let unserved = vec![topic("a"), topic("c")];
     ground.planner.hear(Report::Unserved(unserved));
     let mut seen = Vec::new();
-    while let Step::Claim(Claim::Found(kind @ SearchKind::Unserved, ask)) = ground.step() {
+    while let Step::Search(ask @ Ask::Expired(..)) = ground.step() {
         let Ask::Expired(stream, Position::START) = &ask else {
             panic!("{ask:?}");
         };
         seen.push(stream.clone());
-        ground.found(kind, ask, Page::default(), Claims::default());
+        ground.found(ask, Page::default(), Claims::default());
         ground.now += SECOND / 10;
     }
     let expected = [false, true].map(|is_keyed| stream("c", is_keyed));
@@ -1279,8 +1276,8 @@ fn a_message_committed_late_is_claimed_next() {
     ground.found_late(ask, &found, Duration::from_millis(1));
     let ask = ground.asks_for_keys();
     assert_eq!(ask, Ask::Keys(vec![key("k")]));
-    ground.found(SearchKind::Freed, ask, Page::default(), Claims::default());
-    let Step::Claim(Claim::Lanes { plain, .. }) = ground.step() else {
+    ground.found(ask, Page::default(), Claims::default());
+    let Step::Claim { plain, .. } = ground.step() else {
         panic!("expected a claim");
     };
     let first = Position::of_time(10_000_001);

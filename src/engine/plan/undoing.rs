@@ -11,7 +11,6 @@ use super::Undo;
 use super::pace::{Last, Pace};
 use super::ranges::Ranges;
 use crate::engine::claim::doubt::{AtWork, Doubt};
-use crate::engine::lease::sql::lease::LeaseId;
 use crate::engine::settle::sql::settle::Released;
 use crate::sql::range::Range;
 
@@ -28,9 +27,9 @@ const MOST_LEFT: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Undoing {
-    doubt: Doubt,
+    pub(super) doubt: Doubt,
     /// When the next step is due.
-    at: Instant,
+    pub(super) at: Instant,
     pause: Duration,
     stage: Stage,
     /// The number of released messages.
@@ -84,13 +83,6 @@ impl Passing {
     }
 }
 
-/// A part of the messages of a lease.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Part {
-    pub(crate) lease: LeaseId,
-    pub(crate) range: Range,
-}
-
 impl Undoing {
     /// `before`: the undo of an earlier doubt, which ends here. The messages of this claim may be in ranges that it has
     /// passed.
@@ -104,29 +96,16 @@ impl Undoing {
         }
     }
 
-    pub(super) fn doubt(&self) -> Doubt {
-        self.doubt
-    }
-
-    /// When the next step is due.
-    pub(super) fn at(&self) -> Instant {
-        self.at
-    }
-
     /// The next step, if it is due.
     pub(super) fn next(&self, now: Instant) -> Option<Undo> {
-        let (doubt, lease) = (self.doubt, self.doubt.lease);
         if now < self.at {
             return None;
         }
-        let part = |range| Undo::Part(Part { lease, range });
+        let (doubt, released) = (self.doubt.clone(), Some(self.count));
         Some(match &self.stage {
             Stage::Look => Undo::Look(doubt),
-            Stage::Pass(pass) => part(pass.ranges.next()?),
-            Stage::Done => Undo::End {
-                doubt,
-                released: Some(self.count),
-            },
+            Stage::Pass(pass) => Undo::Part(pass.ranges.next()?),
+            Stage::Done => Undo::End { doubt, released },
         })
     }
 

@@ -13,40 +13,25 @@ use crate::engine::claim::sql::search::Ask;
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Rounds over the streams that no relay serves, a page at a time.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Unserved {
     /// The topics of the next round.
     pub(super) topics: Vec<Topic>,
-    /// The streams left in this round, and the position in the first of them.
+    /// The streams left in this round, and the position in the first of them, if it was read in part.
     streams: VecDeque<Stream>,
-    after: Position,
+    after: Option<Position>,
     /// The earliest time of the next page, or of the next round.
     next: Option<Instant>,
 }
 
-impl Default for Unserved {
-    fn default() -> Self {
-        Self {
-            topics: Vec::new(),
-            streams: VecDeque::new(),
-            after: Position::START,
-            next: None,
-        }
-    }
-}
-
 impl Unserved {
-    fn is_time(&self, now: Instant) -> bool {
-        self.next.is_none_or(|next| now >= next)
-    }
-
     /// The messages of the first stream were read up to this place; `None`: to the end.
     fn read(&mut self, place: Option<Place>) {
         self.after = match place {
-            Some(Place::Behind(position)) => position,
-            _ => Position::START,
+            Some(Place::Behind(position)) => Some(position),
+            _ => None,
         };
-        if self.after == Position::START {
+        if self.after.is_none() {
             self.streams.pop_front();
         }
     }
@@ -54,7 +39,7 @@ impl Unserved {
 
 impl Search for Unserved {
     fn ask(&mut self, pass: &Pass) -> Option<Ask> {
-        if pass.is_limited || !self.is_time(pass.now) {
+        if pass.is_limited || self.next.is_some_and(|next| pass.now < next) {
             return None;
         }
         if self.streams.is_empty() {
@@ -67,7 +52,7 @@ impl Search for Unserved {
             self.streams = self.topics.iter().flat_map(both).collect();
         }
         let stream = self.streams.front()?.clone();
-        Some(Ask::Expired(stream, self.after))
+        Some(Ask::Expired(stream, self.after.unwrap_or(Position::START)))
     }
 
     fn learn(&mut self, finished: Finished) -> Option<WalkAgain> {
@@ -108,7 +93,7 @@ mod tests {
     }
 
     fn learn(unserved: &mut Unserved, now: Instant, reached: Option<Position>, took: Duration) {
-        let ask = Ask::Expired(unserved.streams[0].clone(), unserved.after);
+        let ask = Ask::Expired(unserved.streams[0].clone(), Position::START);
         let page = Page {
             next: reached.map(Place::Behind),
             ..Page::default()

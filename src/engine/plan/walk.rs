@@ -46,7 +46,8 @@ impl Walk {
 
     /// Requests another round, as soon as one may begin.
     pub(super) fn want_round(&mut self) {
-        if let Some(round) = self.rounds.latest() {
+        let current = self.rounds.in_flight.as_mut().map(|(_, round)| round);
+        if let Some(round) = current.or(self.rounds.last.as_mut()) {
             round.has_left = true;
         }
     }
@@ -90,7 +91,7 @@ impl Search for Walk {
         }
         let is_wanted = pass.is_idle && pass.is_asked && !self.rounds.is_done_since(pass.since);
         if !self.is_in_round() && (is_wanted || self.is_due(pass.now, pass.is_idle)) {
-            self.rounds.begin(pass.now, Key::default());
+            self.rounds.begin(pass.now);
         }
         self.rounds.place().cloned().map(Ask::Walk)
     }

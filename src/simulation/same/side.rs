@@ -22,8 +22,8 @@ use crate::engine::host::session::AfterRefusal;
 use crate::engine::host::settings::Settings;
 use crate::engine::keys::sql::ordered::Key;
 use crate::engine::lease::sql::lease::{LeaseId, Registration};
+use crate::engine::plan::Streams;
 use crate::engine::plan::to::To;
-use crate::engine::plan::{Part, Streams};
 use crate::engine::send::bulkhead::Bulkhead;
 use crate::engine::send::gate::News;
 use crate::engine::send::job::{Job, Terms};
@@ -321,7 +321,7 @@ impl<'a, D: Database> Side<'a, D> {
             }
             Ask::ReleaseUnknown(range) => {
                 let range = *range;
-                told(db.release_unknown(Part { lease, range }, &claims, LONG)?)
+                told(db.release_unknown(lease, range, &claims, LONG)?)
             }
             Ask::Settle {
                 verdict,

@@ -170,6 +170,6 @@ fn a_doubt_is_a_problem_that_fails_no_probe() {
     assert!(told.to_string().starts_with(beginning), "{told}");
     assert!(is_free_to_claim(&shared));
     let doubt = shared.custody.doubt().expect("a doubt");
-    shared.custody.end_doubt(doubt);
+    shared.custody.end_doubt(&doubt);
     assert_eq!(health(&shared).to_string(), "ok");
 }

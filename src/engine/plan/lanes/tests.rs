@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
-use super::super::database_clock::DatabaseClock;
 use super::*;
 use crate::config::{Config, Destination, Route};
 use crate::engine::directory::Roster;
@@ -51,11 +50,7 @@ fn at(micros: i64) -> Now {
 
 /// This long after a time.
 fn after(now: Now, duration: Duration) -> Now {
-    let clock = DatabaseClock {
-        micros: now.database,
-        came: now.here,
-    };
-    Now::new(now.here + duration, Some(clock))
+    Now::new(now.here + duration, Some(now))
 }
 
 /// Lanes of topics that all go to one bulkhead.
