@@ -143,7 +143,7 @@ impl ByHand {
             let mut ways = Ways {
                 bulkheads: &self.bulkheads,
                 on_dead: self.settings.on_dead,
-                roster: Arc::new(Configured::new(Arc::clone(&self.routes))),
+                roster: Arc::new(Configured::new(Arc::clone(&self.routes), None)),
                 rooms: Rooms::default(),
                 doubted: &|_, _| {},
                 reading: Reading::NotAsked,

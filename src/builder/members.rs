@@ -43,7 +43,7 @@ pub(super) fn members(
     #[cfg(not(feature = "endpoints"))]
     drop(clients);
     let read_to = others(config);
-    let configured = Configured::beside(Arc::clone(routes), read_to);
+    let configured = Configured::new(Arc::clone(routes), read_to);
     (Arc::new(configured), None)
 }
 

@@ -81,7 +81,7 @@ pub(crate) struct At<'a> {
     pub(crate) left: &'a dyn Fn(u32) -> usize,
 }
 
-/// Where messages go, at one point in time: a value.
+/// Where messages go, at one point in time: a value. By default, there are no members.
 pub(crate) trait Roster: Debug + Send + Sync {
     /// Where messages of this topic and destination go.
     fn way(&self, topic: &Topic) -> To;
@@ -90,25 +90,39 @@ pub(crate) trait Roster: Debug + Send + Sync {
     fn decide(&self, message: &Message, at: &At<'_>) -> Decided;
 
     /// The member with this name.
-    fn member(&self, name: &str) -> Option<u32>;
+    fn member(&self, _name: &str) -> Option<u32> {
+        None
+    }
 
     /// Whether the member is there.
-    fn has(&self, member: u32) -> bool;
+    fn has(&self, _member: u32) -> bool {
+        false
+    }
 
     /// `None`: nothing is sent to the member.
-    fn limits(&self, member: u32) -> Option<&Limits>;
+    fn limits(&self, _member: u32) -> Option<&Limits> {
+        None
+    }
 
     /// The tenant with whose members this one shares its turns.
-    fn tenant(&self, member: u32) -> Option<Uuid>;
+    fn tenant(&self, _member: u32) -> Option<Uuid> {
+        None
+    }
 
     /// Which messages are left to other relays by their addresses.
-    fn namesakes(&self) -> Option<&Namesakes>;
+    fn namesakes(&self) -> Option<&Namesakes> {
+        None
+    }
 
     /// Whether there is no member.
-    fn is_empty(&self) -> bool;
+    fn is_empty(&self) -> bool {
+        true
+    }
 
     /// Whether runs of some member have more than one message.
-    fn has_runs(&self) -> bool;
+    fn has_runs(&self) -> bool {
+        false
+    }
 }
 
 /// Which members get messages now.
@@ -121,44 +135,60 @@ pub(crate) struct Doors {
     pub(crate) opens_at: Option<Instant>,
 }
 
-/// The members, and what sends to them. The engine holds no lock while it calls.
+/// The members, and what sends to them. By default, there are none. The engine holds no lock while it calls.
 pub(crate) trait Directory: Send + Sync {
     fn roster(&self) -> Arc<dyn Roster>;
 
-    fn doors(&self) -> Doors;
+    fn doors(&self) -> Doors {
+        Doors::default()
+    }
 
     /// Up to where the members are read.
     fn read_to(&self) -> Option<Arc<dyn Reads>>;
 
     /// Whether this relay sends to members.
-    fn can_send(&self) -> bool;
+    fn can_send(&self) -> bool {
+        false
+    }
 
     /// The most messages of the next claim for a member, by the time that its sends take.
-    fn prefetch(&self, member: u32) -> Option<usize>;
+    fn prefetch(&self, _member: u32) -> Option<usize> {
+        None
+    }
 
     /// Takes over jobs for members.
-    fn put(&self, jobs: Vec<Job>);
+    fn put(&self, _jobs: Vec<Job>) {}
 
     /// Gives back the jobs that no thread has taken.
-    fn take_back(&self) -> Vec<Job>;
+    fn take_back(&self) -> Vec<Job> {
+        Vec::new()
+    }
 
     /// The messages that wait for a thread, and for nothing else.
-    fn moving(&self) -> usize;
+    fn moving(&self) -> usize {
+        0
+    }
 
     /// Whether all messages here wait for a time.
-    fn only_waits(&self) -> bool;
+    fn only_waits(&self) -> bool {
+        false
+    }
 
     /// Learns the pauses of the table.
-    fn paused(&self, rows: &[Paused], now: Instant);
+    fn paused(&self, _rows: &[Paused], _now: Instant) {}
 
     /// Why this relay cannot send to members, for reasons of its own.
-    fn troubles(&self) -> Vec<(Arc<str>, Trouble)>;
+    fn troubles(&self) -> Vec<(Arc<str>, Trouble)> {
+        Vec::new()
+    }
 
     /// Tells people that a member does not get a message that may be for it.
-    fn doubted(&self, member: &str, message: &Message);
+    fn doubted(&self, _member: &str, _message: &Message) {}
 
     /// What people should know of members.
-    fn problems(&self, now: Instant) -> Vec<Problem>;
+    fn problems(&self, _now: Instant) -> Vec<Problem> {
+        Vec::new()
+    }
 }
 
 /// The lengths of claims for members, before a lock is taken.

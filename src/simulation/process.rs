@@ -446,7 +446,7 @@ impl<'w> Process<'w> {
             });
             let directory: Arc<dyn Directory> = match &served {
                 Some(served) => Arc::clone(served) as Arc<dyn Directory>,
-                None => Arc::new(Configured::new(Arc::clone(&routes))),
+                None => Arc::new(Configured::new(Arc::clone(&routes), None)),
             };
             let clock = match stage.broken {
                 Some(Broken::OutlivesItsSession) => {

@@ -33,7 +33,7 @@ fn routes() -> Arc<dyn Roster> {
         config.destinations.push(destination);
         config.routes.push(Route::new(name, name));
     }
-    Arc::new(Configured::new(Arc::new(Routes::new(&config))))
+    Arc::new(Configured::new(Arc::new(Routes::new(&config)), None))
 }
 
 fn timing() -> Timing {

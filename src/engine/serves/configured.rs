@@ -2,21 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use uuid::Uuid;
 
 use super::routes::{Routes, Way};
 use crate::dispatch::Failure;
 use crate::engine::claim::sql::claim::{Reads, Topic};
-use crate::engine::claim::sql::namesakes::{Namesakes, OF_ROUTE};
-use crate::engine::directory::{At, Decided, Directory, Doors, Fate, Roster};
-use crate::engine::observe::health::Problem;
+use crate::engine::claim::sql::namesakes::OF_ROUTE;
+use crate::engine::directory::{At, Decided, Directory, Fate, Roster};
 use crate::engine::plan::to::To;
-use crate::engine::send::gate::Trouble;
-use crate::engine::send::job::Job;
-use crate::engine::send::limits::Limits;
-use crate::engine::send::sql::pause::Paused;
 use crate::engine::settle::sql::split::Parts;
 use crate::message::Message;
 use crate::status::ReasonCode;
@@ -33,12 +28,8 @@ pub(crate) struct Configured {
 }
 
 impl Configured {
-    pub(crate) fn new(routes: Arc<Routes>) -> Self {
-        Self::beside(routes, None)
-    }
-
     /// With `read_to`, messages that members may want wait.
-    pub(crate) fn beside(routes: Arc<Routes>, read_to: Option<Arc<dyn Reads>>) -> Self {
+    pub(crate) fn new(routes: Arc<Routes>, read_to: Option<Arc<dyn Reads>>) -> Self {
         Self { routes, read_to }
     }
 }
@@ -47,17 +38,17 @@ impl Configured {
 fn of_a_member(message: &Message) -> Fate {
     let name = &message.destination;
     let error = format!("the message is for a registration of {name:?}, and this relay knows none");
-    let failure = Failure::new(ReasonCode::UnknownDestination, error);
-    Fate::Waits(failure, LEFT_TO_OTHERS)
+    waits(ReasonCode::UnknownDestination, error)
 }
 
 /// Members may want the message, and this relay cannot know.
 fn unknown() -> Fate {
     let error = "somebody is registered who may want the message, and this program is built without the feature `endpoints`";
-    Fate::Waits(
-        Failure::new(ReasonCode::NotFannedOut, error),
-        LEFT_TO_OTHERS,
-    )
+    waits(ReasonCode::NotFannedOut, error)
+}
+
+fn waits(reason: ReasonCode, error: impl Into<String>) -> Fate {
+    Fate::Waits(Failure::new(reason, error), LEFT_TO_OTHERS)
 }
 
 /// The rows that a message gets in its place, after the last one that it has. Parts are placed in the order of their names,
@@ -94,34 +85,6 @@ impl Roster for Configured {
         };
         fate.into()
     }
-
-    fn member(&self, _: &str) -> Option<u32> {
-        None
-    }
-
-    fn has(&self, _: u32) -> bool {
-        false
-    }
-
-    fn limits(&self, _: u32) -> Option<&Limits> {
-        None
-    }
-
-    fn tenant(&self, _: u32) -> Option<Uuid> {
-        None
-    }
-
-    fn namesakes(&self) -> Option<&Namesakes> {
-        None
-    }
-
-    fn is_empty(&self) -> bool {
-        true
-    }
-
-    fn has_runs(&self) -> bool {
-        false
-    }
 }
 
 impl Directory for Configured {
@@ -129,46 +92,7 @@ impl Directory for Configured {
         Arc::new(self.clone())
     }
 
-    fn doors(&self) -> Doors {
-        Doors::default()
-    }
-
     fn read_to(&self) -> Option<Arc<dyn Reads>> {
         self.read_to.clone()
-    }
-
-    fn can_send(&self) -> bool {
-        false
-    }
-
-    fn prefetch(&self, _: u32) -> Option<usize> {
-        None
-    }
-
-    /// No message goes to a member.
-    fn put(&self, _: Vec<Job>) {}
-
-    fn take_back(&self) -> Vec<Job> {
-        Vec::new()
-    }
-
-    fn moving(&self) -> usize {
-        0
-    }
-
-    fn only_waits(&self) -> bool {
-        false
-    }
-
-    fn paused(&self, _: &[Paused], _: Instant) {}
-
-    fn troubles(&self) -> Vec<(Arc<str>, Trouble)> {
-        Vec::new()
-    }
-
-    fn doubted(&self, _: &str, _: &Message) {}
-
-    fn problems(&self, _: Instant) -> Vec<Problem> {
-        Vec::new()
     }
 }

@@ -34,7 +34,7 @@ fn shared() -> Shared {
     let (bulkheads, _) = Bulkhead::all(&config, Dispatchers::idle(&config));
     let settings = Settings::of(&config, false);
     let routes = Arc::new(Routes::of(settings.serves.clone()));
-    let directory = Arc::new(Configured::new(Arc::clone(&routes)));
+    let directory = Arc::new(Configured::new(Arc::clone(&routes), None));
     let clock = LeaseClock::of(&settings);
     clock.registered(LeaseId(1), BootTime::now());
     let signals = Signals::new(bounded(0).1, bounded(0).1).expect("a pair of sockets");

@@ -396,7 +396,7 @@ fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something(
 
 /// The way of each topic by the routes of these settings.
 fn by(config: &Config) -> impl Fn(&Topic) -> To {
-    let roster = Configured::new(Arc::new(Routes::new(config)));
+    let roster = Configured::new(Arc::new(Routes::new(config)), None);
     move |topic| roster.way(topic)
 }
 
