@@ -69,17 +69,25 @@ pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> O
         .map(|(_, other)| other)
 }
 
-/// The Levenshtein distance.
-fn edits(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
+/// The Levenshtein distance between a word and the nearest word that a pattern matches, in which a star stands for any
+/// bytes. Of long ones, only the beginning is compared.
+pub(crate) fn edits(word: &str, pattern: &str) -> usize {
+    const MOST: usize = 100;
+    let word = &word.as_bytes()[..word.len().min(MOST)];
+    let mut row: Vec<usize> = (0..=word.len()).collect();
+    for b in pattern.bytes().take(MOST) {
         let mut corner = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.bytes().enumerate() {
-            let replaced = corner + usize::from(x != y);
-            corner = row[j + 1];
-            row[j + 1] = replaced.min(corner + 1).min(row[j] + 1);
+        let is_star = b == b'*';
+        row[0] += usize::from(!is_star);
+        for (at, a) in word.iter().enumerate() {
+            let above = row[at + 1];
+            let replaced = corner + usize::from(*a != b);
+            row[at + 1] = match is_star {
+                true => above.min(row[at]),
+                false => replaced.min(above + 1).min(row[at] + 1),
+            };
+            corner = above;
         }
     }
-    row[b.len()]
+    row[word.len()]
 }

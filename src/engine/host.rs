@@ -166,7 +166,10 @@ pub(crate) fn registration(
     registered: bool,
     is_one_shot: bool,
 ) -> Registration {
-    let serves = settings.serves.clone().and_members(registered);
+    let serves = Serves {
+        members: registered,
+        ..settings.serves.clone()
+    };
     Registration {
         relay: relay.to_owned(),
         lease: settings.lease,

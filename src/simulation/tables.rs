@@ -538,7 +538,7 @@ impl Tables {
         let overlooks = self.broken == Some(Broken::OverlooksServedTopics);
         let ever = self.served.iter().filter(|_| !overlooks);
         Others {
-            registered: u32::try_from(serves.iter().filter(|one| one.has_members()).count())
+            registered: u32::try_from(serves.iter().filter(|one| one.members).count())
                 .unwrap_or(u32::MAX),
             routes: serves.into_iter().map(Routes::of).collect(),
             topics: Patterns {

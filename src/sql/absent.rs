@@ -71,7 +71,13 @@ mod tests {
                 relay: "test".to_owned(),
                 lease: Duration::from_secs(60),
                 is_single_active: false,
-                serves: Some(Serves::default().and_members(true).to_json()),
+                serves: Some(
+                    Serves {
+                        members: true,
+                        ..Serves::default()
+                    }
+                    .to_json(),
+                ),
                 records_topics: true,
                 settings: None,
             },

@@ -203,8 +203,8 @@ impl Served {
             lease,
             name,
             refuses,
-            registered: serves.has_members(),
-            rates: serves.rates().to_vec(),
+            registered: serves.members,
+            rates: serves.rates.clone(),
             routes: Routes::of(serves),
         };
         Self {

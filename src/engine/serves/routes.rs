@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use crate::config_error::edits;
+
 mod refuses;
 mod serves;
 
@@ -43,34 +45,24 @@ pub(crate) enum Way<'a> {
 impl Routes {
     /// The routes of a relay, from the description in its lease.
     pub(crate) fn of(serves: Serves) -> Self {
-        let Serves {
-            routes,
-            destinations,
-            handlers,
-            rest,
-            members: _,
-            only,
-            rates: _,
-            declared: _,
-        } = serves;
-        let names = destinations.iter();
-        let names = names.chain(handlers.iter().map(|(name, _)| name));
+        let names = serves.destinations.iter();
+        let names = names.chain(serves.handlers.iter().map(|(name, _)| name));
         let names: Vec<String> = names.cloned().collect();
         let by_name: HashMap<String, usize> = names.iter().cloned().zip(0..).collect();
-        let numbered = handlers.into_iter();
+        let numbered = serves.handlers.into_iter();
         let handled = numbered.filter_map(|(name, topics)| Some((*by_name.get(&name)?, topics)));
         let handled: HashMap<usize, Vec<String>> = handled.collect();
-        let patterns = routes.into_iter().flat_map(|(pattern, to)| {
+        let patterns = serves.routes.into_iter().flat_map(|(pattern, to)| {
             let numbers = to.iter().filter_map(|name| by_name.get(name));
             by_topic(pattern, numbers.copied().collect(), &handled)
         });
         Self {
             patterns: patterns.collect(),
             handled,
-            rest: rest.then_some(by_name.len()),
+            rest: serves.rest.then_some(by_name.len()),
             by_name,
             names,
-            only,
+            only: serves.only,
         }
     }
 
@@ -99,7 +91,7 @@ impl Routes {
             (number.map(std::slice::from_ref), Way::UnknownDestination)
         };
         match numbers {
-            Some([number]) if self.is_handled(*number, topic) => Way::To(*number),
+            Some([number]) if is_handled(&self.handled, *number, topic) => Way::To(*number),
             Some([_]) => Way::NoRoute,
             Some([]) | None => self.rest.map_or(otherwise, Way::To),
             Some(numbers) => Way::Split(numbers),
@@ -130,12 +122,12 @@ impl Routes {
         let names = numbers.iter().filter_map(|number| self.names.get(*number));
         names.map(String::as_str)
     }
+}
 
-    /// Whether the destination serves the topic. Only groups of handlers are limited to some topics.
-    fn is_handled(&self, number: usize, topic: &str) -> bool {
-        let topics = self.handled.get(&number);
-        topics.is_none_or(|topics| topics.iter().any(|one| one == topic))
-    }
+/// Whether the destination serves the topic. Only groups of handlers are limited to some topics.
+fn is_handled(handled: &HashMap<usize, Vec<String>>, number: usize, topic: &str) -> bool {
+    let topics = handled.get(&number);
+    topics.is_none_or(|topics| topics.iter().any(|one| one == topic))
 }
 
 /// A route to several destinations, of which some are groups of handlers: its topics that have handlers go to the groups
@@ -155,13 +147,9 @@ fn by_topic(
     }
     let topics = to.iter().filter_map(|number| handled.get(number)).flatten();
     let topics: BTreeSet<&String> = topics.filter(|topic| matches(&pattern, topic)).collect();
-    let serves = |number: &usize, topic: &String| {
-        handled
-            .get(number)
-            .is_none_or(|topics| topics.contains(topic))
-    };
     let of_topic = |topic: &String| {
-        let to = to.iter().copied().filter(|number| serves(number, topic));
+        let to = to.iter().copied();
+        let to = to.filter(|number| is_handled(handled, *number, topic));
         (topic.clone(), to.collect())
     };
     let mut routes: Vec<_> = topics.into_iter().map(of_topic).collect();
@@ -193,31 +181,6 @@ pub(crate) fn nearest_pattern<'a>(
         })
         .min()
         .map(|(_, pattern)| pattern)
-}
-
-/// The Levenshtein distance between a topic and the nearest topic that a pattern matches. Of a long topic, only the
-/// beginning is compared.
-fn edits(topic: &str, pattern: &str) -> usize {
-    const MOST: usize = 100;
-    let (topic, pattern) = (topic.as_bytes(), pattern.as_bytes());
-    let topic = &topic[..topic.len().min(MOST)];
-    let mut row: Vec<usize> = (0..=topic.len()).collect();
-    for &b in &pattern[..pattern.len().min(MOST)] {
-        let mut corner = row[0];
-        let is_star = b == b'*';
-        row[0] += usize::from(!is_star);
-        for (at, &a) in topic.iter().enumerate() {
-            let above = row[at + 1];
-            row[at + 1] = match is_star {
-                true => above.min(row[at]),
-                false => (corner + usize::from(a != b))
-                    .min(above + 1)
-                    .min(row[at] + 1),
-            };
-            corner = above;
-        }
-    }
-    row[topic.len()]
 }
 
 /// `*` matches any characters, or none.

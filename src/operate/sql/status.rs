@@ -97,7 +97,7 @@ pub(crate) fn leases(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<
             silent: silent.contains_key(&id),
             stands_by,
             enabled,
-            endpoints: serves.has_members(),
+            endpoints: serves.members,
             destinations: serves.names(),
         }
     };

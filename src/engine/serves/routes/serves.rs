@@ -36,25 +36,10 @@ pub(crate) struct Serves {
 }
 
 impl Serves {
-    /// The same, with or without members.
-    pub(crate) fn and_members(self, members: bool) -> Self {
-        Self { members, ..self }
-    }
-
     /// The names of destinations with a URL, and of groups of handlers.
     pub(crate) fn names(self) -> Vec<String> {
         let groups = self.handlers.into_iter().map(|(name, _)| name);
         self.destinations.into_iter().chain(groups).collect()
-    }
-
-    /// The rate limits of destinations and groups of handlers, by name.
-    pub(crate) fn rates(&self) -> &[(String, String)] {
-        &self.rates
-    }
-
-    /// Whether the relay sends to members.
-    pub(crate) fn has_members(&self) -> bool {
-        self.members
     }
 
     /// Every message.

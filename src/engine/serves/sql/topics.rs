@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use diesel::prelude::{BoolExpressionMethods, ExpressionMethods, QueryDsl, Queryable, RunQueryDsl};
+use diesel::prelude::{
+    BoolExpressionMethods, ExpressionMethods, QueryDsl, Queryable, RunQueryDsl, Selectable,
+    SelectableHelper,
+};
 use diesel::result::QueryResult;
 use diesel::{PgConnection, delete, insert_into, update};
 
@@ -29,7 +32,8 @@ pub(crate) fn is_recorded() -> On<'static, topic::table> {
 pub(crate) const PATIENCE: Duration = Duration::from_millis(250);
 
 /// Topics that are recorded.
-#[derive(Debug, Clone, PartialEq, Eq, Queryable, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Queryable, Selectable, serde::Serialize)]
+#[diesel(table_name = topic)]
 #[non_exhaustive]
 pub struct KnownTopic {
     /// The pattern of a route, the topic of a handler, or the declared pattern.
@@ -159,30 +163,16 @@ pub(crate) fn patterns(conn: &mut PgConnection, name: &OutboxName) -> QueryResul
 pub(crate) fn known(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<KnownTopic>> {
     topic::table(name.topic())
         .filter(is_recorded())
-        .select(KNOWN)
+        .select(KnownTopic::as_select())
         .load(conn)
 }
 
 pub(crate) fn list(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<KnownTopic>> {
     topic::table(name.topic())
         .order((topic::pattern, topic::kind))
-        .select(KNOWN)
+        .select(KnownTopic::as_select())
         .load(conn)
 }
-
-type Known = (
-    topic::pattern,
-    topic::kind,
-    topic::first_served,
-    topic::last_served,
-);
-
-const KNOWN: Known = (
-    topic::pattern,
-    topic::kind,
-    topic::first_served,
-    topic::last_served,
-);
 
 /// Forgets a pattern, of this kind or of any. Returns the number of forgotten rows.
 pub(crate) fn forget(
