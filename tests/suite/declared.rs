@@ -258,6 +258,11 @@ fn forgetting_a_topic_says_what_becomes_of_its_messages() {
     database.enqueue("order.paid", json!({}));
     database.enqueue("invoice.paid", json!({}));
     assert_eq!(drain(&database, &[])["delivered"], 0);
+    // Gets no message before it is verified.
+    database.execute(
+        "INSERT INTO {o}_endpoint (name, url, topics, verification, created_at)
+         VALUES ('unverified', 'http://127.0.0.1:9/', '{invoice.*}', 'challenge:skip', '2020-01-01')",
+    );
     let forget = ["topics", "forget", "*"];
     let (_, refused) = said(&database, &forget);
     for part in ["1 ends as no_subscriber", "1 goes to endpoints"] {

@@ -151,7 +151,8 @@ pub struct Freed {
 }
 
 /// Counts the waiting messages of these topics that name no destination, and those that no endpoint wants.
-/// `wanted`: each topic with the patterns of endpoints that match it.
+/// `wanted`: each topic with the patterns of endpoints that match it. An endpoint that does not get messages before it is
+/// verified wants none; the default of the relays is not known here.
 ///
 /// Text: `unnest`, and a subquery for each row.
 pub(crate) fn count_freed(
@@ -172,7 +173,8 @@ pub(crate) fn count_freed(
                 SELECT FROM unnest($2::text[], $3::text[]) AS wanted(topic, pattern)
                   JOIN {destination} d ON wanted.pattern = ANY(d.topics)
                  WHERE wanted.topic = o.topic AND d.enabled AND d.created_at <= o.created_at
-                   AND (d.tenant_id IS NULL OR d.tenant_id = o.tenant_id)))
+                   AND (d.tenant_id IS NULL OR d.tenant_id = o.tenant_id)
+                   AND (d.verified_at IS NOT NULL OR d.verification IS NULL OR d.verification NOT LIKE '%:skip')))
            FROM {outbox} o WHERE o.destination = '' AND o.topic = ANY($1)",
         destination = all_endpoints_text(name),
         outbox = name.outbox(),
