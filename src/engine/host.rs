@@ -33,6 +33,7 @@ use super::lease::clock::LeaseClock;
 use super::lease::heartbeat::Ending;
 use super::lease::sql::lease::{self, LeaseId, Registration};
 use super::send::job::Job;
+use super::serves::routes::Serves;
 use super::workers::Workers;
 use crate::clock::BootTime;
 use crate::error::DatabaseError;

@@ -12,6 +12,7 @@ use super::health::{Health, Problem, ProblemKind};
 use crate::engine::claim::sql::claim::Topic;
 use crate::engine::host::shared::{Reload, Shared};
 use crate::engine::host::threads::{MARGIN, Post, State};
+use crate::engine::plan::to::To;
 use crate::engine::send::bulkhead::{Bulkhead, Serves};
 use crate::engine::send::calls::Calls;
 use crate::engine::send::gate::{Standing, Trouble};
