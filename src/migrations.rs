@@ -12,7 +12,7 @@ use diesel::pg::Pg;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 pub use crate::setup::sql::migrate::Direction;
-use crate::setup::sql::migrate::{self as steps, EndpointTables, Step};
+use crate::setup::sql::migrate::{self as steps, EndpointTables, MigrationStep};
 
 /// Applies the missing migrations, and creates the outbox if it is missing. Safe to run again, and by
 /// two processes at once. The table `outbox_migrations` records the applied migrations. Returns a
@@ -82,7 +82,7 @@ impl MigrationSource<Pg> for Migrations {
 }
 
 /// A step as a Diesel migration. Diesel runs and records the step in one transaction.
-struct OfHarness(&'static Step);
+struct OfHarness(&'static MigrationStep);
 
 impl Migration<Pg> for OfHarness {
     fn run(&self, conn: &mut dyn BoxableConnection<Pg>) -> Result<()> {

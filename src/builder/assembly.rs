@@ -12,9 +12,9 @@ use crate::config::{Config, ConfigError};
 use crate::doctor::sql::rights::check_relay;
 use crate::engine::host::hooks::Hooks;
 use crate::engine::host::settings::Settings;
-use crate::engine::host::shared::Parts;
+use crate::engine::host::shared::SharedParts;
 use crate::engine::host::sql::connection::{Manager, Source};
-use crate::engine::host::{Assembled, StartError, Work};
+use crate::engine::host::{Assembled, StartError, ThreadWork};
 use crate::engine::observe::observer::Observers;
 use crate::engine::send::bulkhead::Bulkhead;
 use crate::engine::serves::routes::{Routes, Serves};
@@ -145,7 +145,7 @@ impl CheckedSettings {
             }
         };
         let (bulkheads, queues) = Bulkhead::all(&config, self.dispatchers);
-        let parts = Parts {
+        let parts = SharedParts {
             settings,
             source,
             bulkheads,
@@ -160,7 +160,7 @@ impl CheckedSettings {
             is_one_shot: self.is_one_shot,
             claim_limit: self.claim_limit,
         };
-        let work = Work {
+        let work = ThreadWork {
             queues,
             workers,
             chores: &[

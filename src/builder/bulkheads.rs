@@ -7,7 +7,7 @@ use crossbeam_channel::Sender;
 use super::members::most_threads;
 use crate::config::{Config, DeliveryPolicy, RequestBatch};
 use crate::dispatch::Dispatcher;
-use crate::engine::send::bulkhead::{Bulkhead, REST, Serves};
+use crate::engine::send::bulkhead::{Bulkhead, REST, SendsTo};
 use crate::engine::send::gate::Gate;
 use crate::engine::send::job::Job;
 use crate::engine::send::limits::Limits;
@@ -43,7 +43,7 @@ impl Bulkhead {
         let destinations = config.all_destinations();
         let urls = destinations.iter().zip(urls).map(|(one, dispatcher)| {
             let limits = Limits::new(&one.policy, config, Some(one.request_batch));
-            let serves = Serves::Dispatcher(dispatcher);
+            let serves = SendsTo::Dispatcher(dispatcher);
             let gate = Gate::new(&one.name, one.policy.rate, one.policy.breaker, None);
             Self::new(&one.name, gate, limits, serves)
         });
@@ -52,11 +52,12 @@ impl Bulkhead {
             Self::new(name, Gate::open(name, policy.rate), limits, serves)
         };
         let groups = config.in_process.iter().zip(groups);
-        let groups = groups
-            .map(|(local, group)| plain(&local.name, &local.policy, None, Serves::Handlers(group)));
+        let groups = groups.map(|(local, group)| {
+            plain(&local.name, &local.policy, None, SendsTo::Handlers(group))
+        });
         let rest = rest.map(|dispatcher| {
             let (policy, batch) = (DeliveryPolicy::default(), Some(RequestBatch::default()));
-            plain(REST, &policy, batch, Serves::Dispatcher(dispatcher))
+            plain(REST, &policy, batch, SendsTo::Dispatcher(dispatcher))
         });
         let registered = clients.is_some().then(|| {
             let policy = DeliveryPolicy {
@@ -65,7 +66,7 @@ impl Bulkhead {
                 ..DeliveryPolicy::default()
             };
             let most = most_threads(config.endpoint_threads);
-            plain(ENDPOINTS, &policy, None, Serves::Members(most))
+            plain(ENDPOINTS, &policy, None, SendsTo::Members(most))
         });
         Self::numbered(urls.chain(groups).chain(rest).chain(registered).collect())
     }

@@ -20,7 +20,7 @@ use crate::engine::keys::sql::ordered;
 use crate::engine::lease::sql::lease::{self, LeaseId, Registration};
 use crate::engine::observe::observer::Observers;
 use crate::engine::plan::room::Rooms;
-use crate::engine::send::bulkhead::{Bulkhead, Serves};
+use crate::engine::send::bulkhead::{Bulkhead, SendsTo};
 use crate::engine::send::job::{Job, is_expired};
 use crate::engine::send::verdict::Verdict;
 use crate::engine::serves::configured::Configured;
@@ -232,13 +232,13 @@ impl ByHand {
         self.observers
             .tell(message, |one| one.sending(message, name));
         let outcome = match &bulkhead.serves {
-            Serves::Handlers(handlers) => {
+            SendsTo::Handlers(handlers) => {
                 in_savepoint(conn, |conn| handlers.call_here(message, conn))
             }
-            Serves::Dispatcher(dispatcher) => {
+            SendsTo::Dispatcher(dispatcher) => {
                 caught(message, || dispatcher.dispatch(message)).unwrap_or_else(Outcome::Retry)
             }
-            Serves::Members(_) => Outcome::Retry(Failure::new(
+            SendsTo::Members(_) => Outcome::Retry(Failure::new(
                 ReasonCode::UnknownDestination,
                 "only a running relay serves endpoints",
             )),

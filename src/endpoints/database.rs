@@ -14,10 +14,10 @@ use super::sql::removed;
 use super::sql::rows::{self, AsSeen};
 use crate::endpoints::sql::served;
 use crate::engine::directory::Roster;
-use crate::engine::host::database::{Answer, record_news};
+use crate::engine::host::database::{DatabaseResult, record_news};
 use crate::engine::host::session::Session;
 use crate::engine::lease::sql::lease::LeaseId;
-use crate::engine::send::gate::News;
+use crate::engine::send::gate::GateNews;
 use crate::engine::send::sql::pause;
 use crate::hand::Hand;
 use crate::log;
@@ -39,7 +39,7 @@ pub(crate) trait Rows {
         since: (i64, Option<&ReadTo>),
         waiting: &[String],
         locks: Locks,
-    ) -> Answer<Tried<SinceThen>>;
+    ) -> DatabaseResult<Tried<SinceThen>>;
 
     /// Disables an endpoint, unless the destination has changed meanwhile, or has not failed for the given
     /// time, if any. `false`: the destination was not disabled.
@@ -48,7 +48,7 @@ pub(crate) trait Rows {
         seen: AsSeen<'_>,
         why: (Hand, &str),
         failed_for: Option<Duration>,
-    ) -> Answer<Tried<bool>>;
+    ) -> DatabaseResult<Tried<bool>>;
 
     /// Records in its row that an endpoint has failed for this time, last for this reason, or (`None`) that
     /// it works. Returns what the row says then.
@@ -56,13 +56,13 @@ pub(crate) trait Rows {
         &mut self,
         seen: AsSeen<'_>,
         failed: Option<(Duration, ReasonCode)>,
-    ) -> Answer<Tried<RowFailures>>;
+    ) -> DatabaseResult<Tried<RowFailures>>;
 
     /// Tells other relays which endpoints this one refuses, as JSON.
-    fn publish_refusals(&mut self, lease: LeaseId, refuses: Option<String>) -> Answer<()>;
+    fn publish_refusals(&mut self, lease: LeaseId, refuses: Option<String>) -> DatabaseResult<()>;
 
     /// Records a change of the gate of an endpoint, which must not have changed since.
-    fn tell_pause_of(&mut self, row: AsSeen<'_>, news: News) -> Answer<Tried<()>>;
+    fn tell_pause_of(&mut self, row: AsSeen<'_>, news: GateNews) -> DatabaseResult<Tried<()>>;
 }
 
 impl Rows for Session {
@@ -72,7 +72,7 @@ impl Rows for Session {
         (failing, read_to): (i64, Option<&ReadTo>),
         waiting: &[String],
         locks: Locks,
-    ) -> Answer<Tried<SinceThen>> {
+    ) -> DatabaseResult<Tried<SinceThen>> {
         self.run_heeding(locks, |conn, name| {
             if look_for_endpoints(conn, name)? {
                 log::info!(event = "endpoints_created", outbox:% = name; "the outbox {name} has tables of endpoints now: delivering to endpoints, too");
@@ -161,7 +161,7 @@ impl Rows for Session {
         seen: AsSeen<'_>,
         why: (Hand, &str),
         failed_for: Option<Duration>,
-    ) -> Answer<Tried<bool>> {
+    ) -> DatabaseResult<Tried<bool>> {
         let own_events = self.witness.is_some();
         self.run_without_waiting(|conn, name| match own_events {
             true => own::disable(conn, name, seen, why, failed_for),
@@ -173,7 +173,7 @@ impl Rows for Session {
         &mut self,
         seen: AsSeen<'_>,
         failed: Option<(Duration, ReasonCode)>,
-    ) -> Answer<Tried<RowFailures>> {
+    ) -> DatabaseResult<Tried<RowFailures>> {
         let own_events = self.witness.is_some();
         self.run_without_waiting(|conn, name| {
             let Some(recorded) = failing::record(conn, name, seen, failed)? else {
@@ -186,11 +186,11 @@ impl Rows for Session {
         })
     }
 
-    fn publish_refusals(&mut self, lease: LeaseId, refuses: Option<String>) -> Answer<()> {
+    fn publish_refusals(&mut self, lease: LeaseId, refuses: Option<String>) -> DatabaseResult<()> {
         self.run(|conn, name| served::publish_refusals(conn, name, lease, refuses.as_deref()))
     }
 
-    fn tell_pause_of(&mut self, row: AsSeen<'_>, news: News) -> Answer<Tried<()>> {
+    fn tell_pause_of(&mut self, row: AsSeen<'_>, news: GateNews) -> DatabaseResult<Tried<()>> {
         let witness = self.witness;
         self.run_without_waiting(|conn, name| match rows::hold_as_seen(conn, name, row)? {
             true => record_news(conn, name, witness, row.name, news),

@@ -110,7 +110,7 @@ pub(super) enum RowNews {
 
 /// Whether an endpoint fails.
 #[derive(Debug)]
-struct Failing {
+struct FailureState {
     answers: Arc<Answers>,
     disable_after: Duration,
     /// The first failure since the last success, at this relay.
@@ -122,7 +122,7 @@ struct Failing {
     news: Option<RowNews>,
 }
 
-impl Failing {
+impl FailureState {
     pub(super) fn new(answers: Arc<Answers>, disable_after: Duration) -> Self {
         Self {
             read_at: answers.origin,
@@ -207,7 +207,7 @@ pub(super) struct Follower {
     answers: Arc<Answers>,
     /// Whether the next success must be noticed: sends have failed.
     fails: AtomicBool,
-    failing: Mutex<Failing>,
+    failing: Mutex<FailureState>,
 }
 
 impl Follower {
@@ -215,11 +215,11 @@ impl Follower {
         Self {
             answers: Arc::clone(answers),
             fails: AtomicBool::new(false),
-            failing: Mutex::new(Failing::new(Arc::clone(answers), disable_after)),
+            failing: Mutex::new(FailureState::new(Arc::clone(answers), disable_after)),
         }
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Failing) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut FailureState) -> T) -> T {
         let mut failing = lock(&self.failing);
         let changed = change(&mut failing);
         self.fails.store(failing.is_failing(), Ordering::Release);
@@ -271,10 +271,10 @@ mod tests {
 
     const AFTER: Duration = Duration::from_secs(100);
 
-    fn failing() -> (Failing, Instant) {
+    fn failing() -> (FailureState, Instant) {
         let answers = Arc::new(Answers::new());
         let now = answers.origin;
-        (Failing::new(answers, AFTER), now)
+        (FailureState::new(answers, AFTER), now)
     }
 
     fn failed(code: ReasonCode, status: Option<u16>) -> Outcome {
@@ -490,9 +490,9 @@ mod tests {
                 origin: at,
                 ..Answers::new()
             };
-            Failing::new(Arc::new(answers), 12 * HOUR)
+            FailureState::new(Arc::new(answers), 12 * HOUR)
         };
-        let mut relays: Vec<Failing> = (0..3).map(|_| begun(start)).collect();
+        let mut relays: Vec<FailureState> = (0..3).map(|_| begun(start)).collect();
         let mut row = Row {
             since: None,
             is_failing: false,
@@ -508,7 +508,7 @@ mod tests {
             now += Duration::from_secs(rng.u64(..pace));
             let which = rng.usize(..3);
             let one = &mut relays[which];
-            let send = |one: &mut Failing| {
+            let send = |one: &mut FailureState| {
                 let fails = (fails_from..fails_from + fails_for).contains(&now);
                 one.record(
                     &match fails {

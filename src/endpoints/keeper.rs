@@ -12,14 +12,14 @@ use super::sql::rows::AsSeen;
 use crate::clock;
 use crate::engine::claim::sql::glance::Marks;
 use crate::engine::directory::Directory;
-use crate::engine::host::database::{Answer, Database};
+use crate::engine::host::database::{Database, DatabaseResult};
 use crate::engine::host::shared::Shared;
 use crate::engine::lease::sql::lease::LeaseId;
 use crate::engine::plan::pace::{Last, Pace};
-use crate::engine::send::gate::When;
+use crate::engine::send::gate::ExchangeTime;
 use crate::engine::send::pauses;
 use crate::engine::serves::routes::Refuses;
-use crate::engine::workers::{IsNew, Keeper, Surveyed};
+use crate::engine::workers::{IsNew, Keeper, SurveyedMembers};
 use crate::hand::Hand;
 use crate::log;
 use crate::sql::brief::{Locks, Tried};
@@ -70,7 +70,7 @@ impl EndpointKeeper {
         shared: &Shared,
         db: &mut D,
         waiting: &[String],
-    ) -> Answer<Tried<IsNew>> {
+    ) -> DatabaseResult<Tried<IsNew>> {
         let served = &self.served;
         let began = clock::now();
         let before = served.registry();
@@ -118,7 +118,7 @@ impl EndpointKeeper {
 
     /// Disables the rows that no relay can use. One that another session has locked is waited for at most once a second, and
     /// comes last then: each try may take 20 ms of the claimer.
-    fn disable_unusable(&mut self, db: &mut impl Rows) -> Answer<()> {
+    fn disable_unusable(&mut self, db: &mut impl Rows) -> DatabaseResult<()> {
         while self.locked_until.is_none_or(|until| clock::now() >= until)
             && let Some(one) = self.unusable.front()
         {
@@ -151,9 +151,9 @@ impl<D: Database + Rows> Keeper<D> for EndpointKeeper {
         shared: &Shared,
         db: &mut D,
         waiting: &[String],
-        surveyed: Option<Surveyed>,
-    ) -> Answer<Tried<IsNew>> {
-        if let Some(Surveyed {
+        surveyed: Option<SurveyedMembers>,
+    ) -> DatabaseResult<Tried<IsNew>> {
+        if let Some(SurveyedMembers {
             marks: Some((marks, took)),
             server,
         }) = surveyed
@@ -175,7 +175,7 @@ impl<D: Database + Rows> Keeper<D> for EndpointKeeper {
         let Tried::Done(is_new) = read? else {
             return Ok(Tried::Locked);
         };
-        if let Some(Surveyed { marks, .. }) = surveyed {
+        if let Some(SurveyedMembers { marks, .. }) = surveyed {
             self.marks = marks.map(|(marks, _)| marks);
         }
         Ok(Tried::Done(is_new))
@@ -183,7 +183,7 @@ impl<D: Database + Rows> Keeper<D> for EndpointKeeper {
 
     /// Also disables the rows that no relay can use. Beside that, the relay decides nothing for others: the rows of endpoints
     /// that it refuses stay as they are.
-    fn publish(&mut self, db: &mut D, lease: LeaseId) -> Answer<()> {
+    fn publish(&mut self, db: &mut D, lease: LeaseId) -> DatabaseResult<()> {
         self.disable_unusable(db)?;
         let refuses = self.served.refuses();
         let is_same = match &self.refusals_published {
@@ -197,7 +197,7 @@ impl<D: Database + Rows> Keeper<D> for EndpointKeeper {
         Ok(())
     }
 
-    fn exchange(&mut self, shared: &Shared, db: &mut D, when: When) -> Answer<()> {
+    fn exchange(&mut self, shared: &Shared, db: &mut D, when: ExchangeTime) -> DatabaseResult<()> {
         let watched = self.served.watched();
         for ServedEndpoint {
             endpoint, bulkhead, ..
@@ -215,7 +215,7 @@ impl<D: Database + Rows> Keeper<D> for EndpointKeeper {
 
 /// Records in the row of an endpoint that it fails or works, and disables one that has failed for longer
 /// than the settings allow.
-fn follow_row(db: &mut impl Rows, member: &ServedEndpoint) -> Answer<()> {
+fn follow_row(db: &mut impl Rows, member: &ServedEndpoint) -> DatabaseResult<()> {
     let gate = &member.bulkhead.gate;
     if gate.waits_for_row(clock::now()) {
         return Ok(());
@@ -261,7 +261,7 @@ fn disable(
     seen: AsSeen<'_>,
     (by, why): (Hand, &str),
     failed_for: Option<Duration>,
-) -> Answer<Tried<()>> {
+) -> DatabaseResult<Tried<()>> {
     let Tried::Done(is_disabled) = db.disable(seen, (by, why), failed_for)? else {
         return Ok(Tried::Locked);
     };

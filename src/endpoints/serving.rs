@@ -27,7 +27,7 @@ use crate::engine::claim::sql::claim::Reads;
 use crate::engine::directory::{Directory, Doors, Roster};
 use crate::engine::observe::health::{Problem, ProblemKind};
 use crate::engine::plan::to::To;
-use crate::engine::send::bulkhead::{Bulkhead, Serves};
+use crate::engine::send::bulkhead::{Bulkhead, SendsTo};
 use crate::engine::send::gate::{Gate, Learner, Room, Standing, Trouble};
 use crate::engine::send::job::Job;
 use crate::engine::send::limits::Limits;
@@ -279,7 +279,7 @@ impl Maker {
         let learner = Arc::clone(&follower) as Arc<dyn Learner>;
         let gate = Gate::new(&destination.name, rate, breaker, Some(learner));
         let limits = Limits::new(&destination.policy, &self.config, None);
-        let serves = Serves::Dispatcher(dispatcher);
+        let serves = SendsTo::Dispatcher(dispatcher);
         // It has no queue and no threads: all endpoints share those of `pool`.
         let bulkhead = Bulkhead::new(&destination.name, gate, limits, serves).beside(pool);
         Ok(Made {

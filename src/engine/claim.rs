@@ -22,10 +22,10 @@ use crossbeam_channel::{Receiver, Sender};
 use self::hand_over::By;
 use self::intake::{Intake, Payloads, doors};
 use self::told::Told;
-use super::host::database::{Answer, Database};
+use super::host::database::{Database, DatabaseResult};
 use super::host::shared::Shared;
 use super::plan::{Planner, Report, Step, Timing, View, Wait};
-use super::send::gate::When;
+use super::send::gate::ExchangeTime;
 use super::send::job::Job;
 use super::send::pauses;
 use super::send::verdict::Verdict;
@@ -57,7 +57,7 @@ pub(crate) struct Claimer<'a, D> {
 }
 
 /// The result of a turn of the claimer.
-pub(crate) enum Turn {
+pub(crate) enum ClaimTurn {
     Continue,
     Wait(Wait),
     /// The database has failed: pause for this long.
@@ -104,16 +104,16 @@ impl<'a, D: Database> Claimer<'a, D> {
     pub(crate) fn run(mut self) {
         while !self.shared.is_stopping() {
             match self.turn() {
-                Turn::Continue => {}
-                Turn::Wait(wait) => self.wait_for(wait),
-                Turn::Pause(pause) => self.shared.pause(pause),
+                ClaimTurn::Continue => {}
+                ClaimTurn::Wait(wait) => self.wait_for(wait),
+                ClaimTurn::Pause(pause) => self.shared.pause(pause),
             }
         }
         self.finish();
     }
 
     /// Executes one step of the planner.
-    pub(crate) fn turn(&mut self) -> Turn {
+    pub(crate) fn turn(&mut self) -> ClaimTurn {
         self.hear();
         let view = self.view();
         let step = self.planner.next(clock::now(), &view);
@@ -124,9 +124,9 @@ impl<'a, D: Database> Claimer<'a, D> {
         }
         self.publish();
         match done {
-            Ok(None) => Turn::Continue,
-            Ok(Some(wait)) => Turn::Wait(wait),
-            Err(_) => Turn::Pause(self.db.after().wait),
+            Ok(None) => ClaimTurn::Continue,
+            Ok(Some(wait)) => ClaimTurn::Wait(wait),
+            Err(_) => ClaimTurn::Pause(self.db.after().wait),
         }
     }
 
@@ -205,7 +205,7 @@ impl<'a, D: Database> Claimer<'a, D> {
     }
 
     /// Executes a step.
-    fn act(&mut self, step: Step, view: &View) -> Answer<Option<Wait>> {
+    fn act(&mut self, step: Step, view: &View) -> DatabaseResult<Option<Wait>> {
         match step {
             Step::Again => {}
             Step::Wait(wait) => return Ok(Some(wait)),
@@ -213,7 +213,7 @@ impl<'a, D: Database> Claimer<'a, D> {
             Step::Undo(undo) => self.undo(undo)?,
             Step::Gates { may_probe } => {
                 let keeper = self.keeper.as_deref_mut();
-                let when = When::Running { may_probe };
+                let when = ExchangeTime::Running { may_probe };
                 pauses::exchange(self.shared, keeper, &mut self.db, when)?;
             }
             Step::Survey(survey) => self.survey(survey)?,
@@ -232,7 +232,7 @@ impl<'a, D: Database> Claimer<'a, D> {
 
     /// Plans again after the flag is set that makes senders ring for room: room made before the flag must not be
     /// missed.
-    fn look_again(&mut self) -> Answer<Option<Wait>> {
+    fn look_again(&mut self) -> DatabaseResult<Option<Wait>> {
         self.shared.custody.room_wanted.want();
         let view = self.view();
         let step = self.planner.look_again(clock::now(), &view);

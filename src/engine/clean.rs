@@ -14,7 +14,7 @@ use super::host::session::Session;
 use super::host::shared::Shared;
 use super::host::sql::connection::Plans;
 use super::host::threads::Post;
-use super::lease::holders::Leases;
+use super::lease::holders::LeasesScan;
 use super::workers::Workers;
 use crate::config::LedgerPayload;
 use crate::error::DatabaseError;
@@ -56,7 +56,7 @@ struct Janitor<'a> {
     /// The interval between two cleanings.
     interval: Duration,
     next_cleaning: Instant,
-    leases: Leases,
+    leases: LeasesScan,
     chores: Vec<Box<dyn Chore + 'a>>,
     /// Whether the last cleaning could not empty an old part of the ledger, because a transaction was reading it.
     is_ledger_in_use: bool,
@@ -79,7 +79,7 @@ impl<'a> Janitor<'a> {
             session: shared.session(Post::Janitor, STATEMENT_TIMEOUT, Plans::Any),
             interval,
             next_cleaning: Instant::now(),
-            leases: Leases::new(),
+            leases: LeasesScan::new(),
             chores: (workers.into_iter())
                 .flat_map(|workers| workers.chores(shared))
                 .chain(chores.iter().map(|new| new(shared)))

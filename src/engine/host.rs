@@ -26,8 +26,8 @@ pub use super::observe::observer::{Observer, Settled};
 
 use self::running::Running;
 use self::settings::Settings;
-use self::shared::{Parts, Shared, Signals};
-use self::sql::connection::{Limits, Plans};
+use self::shared::{Shared, SharedParts, Signals};
+use self::sql::connection::{Plans, StatementLimits};
 use super::clean::chore::NewChore;
 use super::lease::clock::LeaseClock;
 use super::lease::heartbeat::Ending;
@@ -55,12 +55,12 @@ pub(crate) struct Incarnation {
 
 /// The parts of a relay that has no lease yet.
 pub(crate) struct Assembled {
-    pub(crate) parts: Parts,
-    pub(crate) work: Work,
+    pub(crate) parts: SharedParts,
+    pub(crate) work: ThreadWork,
 }
 
 /// What the threads of a relay do, beside what they share.
-pub(crate) struct Work {
+pub(crate) struct ThreadWork {
     pub(crate) queues: Vec<Sender<Job>>,
     /// `None`: this relay knows no member.
     pub(crate) workers: Option<Arc<dyn Workers>>,
@@ -72,7 +72,7 @@ pub(crate) struct Work {
 
 /// What the threads of a relay need, before they start.
 pub(crate) struct Launch {
-    work: Work,
+    work: ThreadWork,
     registration: Registration,
     lease_id: LeaseId,
     ending: Receiver<Ending>,
@@ -142,11 +142,11 @@ impl Incarnation {
 
 /// Finds the outbox and registers the relay.
 fn register(
-    parts: &mut Parts,
+    parts: &mut SharedParts,
     registration: &Registration,
     clock: &LeaseClock,
 ) -> Result<LeaseId, DatabaseError> {
-    let limits = Limits::of_relay(START_TIMEOUT, Plans::Any);
+    let limits = StatementLimits::of_relay(START_TIMEOUT, Plans::Any);
     let mut conn = parts.source.connect("start", limits)?.conn;
     // From here on every statement names tables with their schema.
     let table = located(&mut conn, &parts.settings.table)?;

@@ -90,19 +90,19 @@ pub(crate) use self::picks::Claims;
 pub(super) use self::picks::Picked;
 pub(crate) use self::reports::Report;
 pub(super) use self::reports::Returned;
-pub(crate) use self::search::{Finished, Found, Outcome};
+pub(crate) use self::search::{Finished, FoundMessages, SearchOutcome};
 pub(super) use self::surveys::Survey;
 pub(crate) use self::surveys::{Streams, Surveyed};
 pub(crate) use self::view::{Door, Timing, View};
 
 use self::contention::Contention;
 use self::database_clock::Now;
-use self::directory::Directory;
+use self::directory::PlanDirectory;
 use self::lanes::Lanes;
 use self::leases::Leases;
-use self::search::Pass;
+use self::search::SearchPass;
 use self::searches::Searches;
-use self::surveys::{Look, Surveys};
+use self::surveys::{SurveyLook, Surveys};
 use self::to::{Group, To};
 use self::undoing::Undoing;
 use super::claim::doubt::Doubt;
@@ -208,7 +208,7 @@ impl Awaited {
 
 /// The stage of a round. Every round reaches its claim, whatever is reported meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum RoundStage {
     Undo,
     Gates,
     Survey,
@@ -230,10 +230,10 @@ pub(crate) struct Policy {
 #[derive(Debug)]
 pub(crate) struct Planner<'a> {
     timing: Timing,
-    pub(super) directory: Directory<'a>,
+    pub(super) directory: PlanDirectory<'a>,
     /// The lease under which the last step is executed.
     pub(super) lease: LeaseId,
-    stage: Stage,
+    stage: RoundStage,
     lanes: Lanes,
     searches: Searches,
     /// The back-off from keyed claims of other relays.
@@ -246,7 +246,7 @@ pub(crate) struct Planner<'a> {
     pub(super) is_active: bool,
     leases: Leases,
     surveys: Surveys,
-    look: Look,
+    look: SurveyLook,
     /// Topics of keyed messages that the settlers claimed and that found no place in a queue, with their ways.
     full: HashMap<String, To>,
     /// Whether the policy may have changed since it was taken.
@@ -262,12 +262,12 @@ impl<'a> Planner<'a> {
     ) -> Self {
         Self {
             timing,
-            directory: Directory {
+            directory: PlanDirectory {
                 roster,
                 names: destinations,
             },
             lease: LeaseId(0),
-            stage: Stage::Undo,
+            stage: RoundStage::Undo,
             lanes: Lanes::default(),
             searches: Searches::default(),
             contention: Contention::default(),
@@ -276,9 +276,9 @@ impl<'a> Planner<'a> {
             is_active: true,
             leases: Leases::default(),
             surveys: Surveys::default(),
-            look: Look {
+            look: SurveyLook {
                 found_nothing: false,
-                ..Look::new(now, 0, false)
+                ..SurveyLook::new(now, 0, false)
             },
             full: HashMap::new(),
             has_policy: false,
@@ -323,32 +323,32 @@ impl<'a> Planner<'a> {
         if lease != self.lease {
             // The database has refused statements under the previous lease since that lease expired.
             self.surveys.want();
-            self.stage = Stage::Undo;
+            self.stage = RoundStage::Undo;
             self.lease = lease;
         }
         self.prepare(now, lease, view).unwrap_or_else(|| {
-            self.stage = Stage::Undo;
+            self.stage = RoundStage::Undo;
             self.claim(now, lease, view)
         })
     }
 
     /// The steps before a claim. A round undoes one part, so claims continue during an undo.
     fn prepare(&mut self, now: Instant, lease: LeaseId, view: &View) -> Option<Step> {
-        if self.stage == Stage::Undo {
-            self.stage = Stage::Gates;
+        if self.stage == RoundStage::Undo {
+            self.stage = RoundStage::Gates;
             if let Some(undo) = self.undo(now, lease, view.custody.doubt.clone()) {
                 return Some(Step::Undo(undo));
             }
         }
-        if self.stage == Stage::Gates {
-            self.stage = Stage::Survey;
+        if self.stage == RoundStage::Gates {
+            self.stage = RoundStage::Survey;
             let may_probe = self.is_active;
             return Some(Step::Gates { may_probe });
         }
-        if self.stage == Stage::Claim {
+        if self.stage == RoundStage::Claim {
             return None;
         }
-        self.stage = Stage::Claim;
+        self.stage = RoundStage::Claim;
         if !self.surveys.is_due(now, view.custody.is_asked) {
             if self.surveys.take_news() {
                 self.begin_look(now, view.custody.is_nothing_in_flight);
@@ -359,7 +359,7 @@ impl<'a> Planner<'a> {
         let newest = self.searches.late.before_newest();
         let (looks, custody) = (&mut self.surveys.looks, &view.custody);
         let streams = looks.next(now, || lanes.streams(), custody.is_asked, newest, moment);
-        let look = Look::new(now, custody.question, custody.is_nothing_in_flight);
+        let look = SurveyLook::new(now, custody.question, custody.is_nothing_in_flight);
         Some(Step::Survey(Survey { streams, look }))
     }
 
@@ -436,7 +436,7 @@ impl<'a> Planner<'a> {
         if is_resting {
             asked.retain(|lane| !lane.stream.is_keyed);
         }
-        let pass = Pass {
+        let pass = SearchPass {
             is_idle: asked.is_empty(),
             ..self.pass(now, view, has_keyed && !is_resting)
         };
@@ -462,8 +462,8 @@ impl<'a> Planner<'a> {
     }
 
     /// What the searches see, if no lane has work.
-    fn pass(&self, now: Instant, view: &View, has_keyed: bool) -> Pass {
-        Pass {
+    fn pass(&self, now: Instant, view: &View, has_keyed: bool) -> SearchPass {
+        SearchPass {
             now,
             since: self.look.began,
             is_idle: true,
@@ -575,7 +575,7 @@ impl<'a> Planner<'a> {
     /// Starts a look: every known lane may have messages again.
     fn begin_look(&mut self, now: Instant, nothing_in_flight: bool) {
         self.lanes.begin_look();
-        self.look = Look::new(now, self.look.question, nothing_in_flight);
+        self.look = SurveyLook::new(now, self.look.question, nothing_in_flight);
     }
 
     fn now(&self, here: Instant) -> Now {

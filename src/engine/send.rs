@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use self::batch::{Gathered, answered, telling};
-use self::bulkhead::{Bulkhead, Serves};
+use self::bulkhead::{Bulkhead, SendsTo};
 use self::calls::Calls;
 use self::gate::Pass;
 use self::job::{Job, is_expired};
@@ -61,7 +61,7 @@ pub(crate) fn run(
     let desk = Desk::new(shared, bulkhead, &dispatches, outcomes);
     let sender = SenderThread { desk, sending };
     let end = match (&bulkhead.serves, bulkhead.limits.request_batch) {
-        (Serves::Dispatcher(dispatcher), Some(limits)) => {
+        (SendsTo::Dispatcher(dispatcher), Some(limits)) => {
             sender.send_batched(&**dispatcher, limits, gathering)
         }
         _ => sender.send_single(),
@@ -210,7 +210,7 @@ impl SenderThread<'_> {
             began,
         };
         match &desk.bulkhead.serves {
-            Serves::Dispatcher(dispatcher) => {
+            SendsTo::Dispatcher(dispatcher) => {
                 let message = &begun.job.message;
                 let dispatch = || dispatcher.dispatch(message);
                 let outcome = begun.spans.within(|| caught(message, dispatch));
@@ -225,12 +225,12 @@ impl SenderThread<'_> {
                 };
                 (Some(settlement), Some(sent))
             }
-            Serves::Handlers(handlers) => {
+            SendsTo::Handlers(handlers) => {
                 self.hand_to(&**handlers, begun);
                 (None, None)
             }
             // Not reached: each member has its own dispatcher.
-            Serves::Members(_) => (None, None),
+            SendsTo::Members(_) => (None, None),
         }
     }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
-use self::aside::Aside;
+use self::aside::SetAside;
 use self::next::look_at_the_next;
 use self::settlement::{Failures, Kind, Settlement, log_conflict, log_settled};
 use self::splits::Splits;
@@ -110,7 +110,7 @@ pub(crate) struct Settler<'a, D> {
     is_keyed: bool,
     /// Whether the last batch was large.
     is_busy: bool,
-    aside: Aside,
+    aside: SetAside,
     splits: Splits,
     failures: Failures,
     /// What to do with the connection if the current statement is refused.
@@ -130,7 +130,7 @@ impl<'a, D: Database> Settler<'a, D> {
             db,
             is_keyed,
             is_busy: false,
-            aside: Aside::default(),
+            aside: SetAside::default(),
             splits: Splits::new(piece),
             failures: Failures::default(),
             after_refusal: AfterRefusal::Reconnect,

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use super::claim::sql::glance::Marks;
 use super::clean::chore::Chore;
-use super::host::database::Answer;
+use super::host::database::DatabaseResult;
 use super::host::session::Session;
 use super::host::shared::Shared;
 use super::lease::sql::lease::LeaseId;
-use super::send::gate::When;
+use super::send::gate::ExchangeTime;
 use super::settle::settlement::Outcomes;
 use crate::sql::brief::Tried;
 
@@ -27,7 +27,7 @@ pub(crate) trait Workers: Send + Sync {
 
 /// What a survey has found out about members.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Surveyed {
+pub(crate) struct SurveyedMembers {
     /// The marks, and the time that the survey took.
     pub(crate) marks: Option<(Marks, Duration)>,
     /// The start time of the server.
@@ -52,12 +52,12 @@ pub(crate) trait Keeper<D> {
         shared: &Shared,
         db: &mut D,
         waiting: &[String],
-        surveyed: Option<Surveyed>,
-    ) -> Answer<Tried<IsNew>>;
+        surveyed: Option<SurveyedMembers>,
+    ) -> DatabaseResult<Tried<IsNew>>;
 
     /// Tells other relays what they must know of the members, if that has changed. Called after each survey.
-    fn publish(&mut self, db: &mut D, lease: LeaseId) -> Answer<()>;
+    fn publish(&mut self, db: &mut D, lease: LeaseId) -> DatabaseResult<()>;
 
     /// Records the changes of the members' gates, and opens those whose pause has expired.
-    fn exchange(&mut self, shared: &Shared, db: &mut D, when: When) -> Answer<()>;
+    fn exchange(&mut self, shared: &Shared, db: &mut D, when: ExchangeTime) -> DatabaseResult<()>;
 }

@@ -8,7 +8,7 @@ use diesel::r2d2::{self, ConnectionManager, ManageConnection};
 
 use super::HandlerError;
 use super::context::{ConnectionPool, Pooled};
-use crate::engine::host::sql::connection::{Manager, Turn};
+use crate::engine::host::sql::connection::{LoginTurn, Manager};
 use crate::engine::host::sql::logins::Logins;
 
 /// How long a call waits for a connection. There is one for each concurrent call, so a call waits only for the server, or
@@ -57,7 +57,7 @@ impl ManageConnection for OwnPool {
             r2d2::Error::ConnectionError(diesel::ConnectionError::BadConnection(error.to_string()))
         };
         let attempt = self.logins.begin(Instant::now()).map_err(bad)?;
-        let turn = Turn::wait();
+        let turn = LoginTurn::wait();
         let connected = self.manager.connect();
         drop(turn);
         attempt.end(&connected, Instant::now());

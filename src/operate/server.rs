@@ -34,7 +34,7 @@ fn open(
     purpose: &str,
     statement_timeout: Duration,
 ) -> Result<connection::Connected, DatabaseError> {
-    let limits = connection::Limits::of_caller(statement_timeout);
+    let limits = connection::StatementLimits::of_caller(statement_timeout);
     connection::connect(database_url, purpose, limits)
 }
 

@@ -18,13 +18,13 @@ use crate::endpoints::sql::rows::AsSeen;
 use crate::engine::claim::sql::claim::{Batch, Claimant};
 use crate::engine::claim::sql::page::Page;
 use crate::engine::claim::sql::search::Ask;
-use crate::engine::host::database::{After, Answer, Asks, Database, Taken, Which};
+use crate::engine::host::database::{After, Asks, Database, DatabaseResult, Taken, Which};
 use crate::engine::host::session::AfterRefusal;
 use crate::engine::keys::sql::ordered::{Candidate, Key};
 use crate::engine::lease::sql::backend::Backend;
-use crate::engine::lease::sql::lease::{LeaseId, Registration, Seen};
+use crate::engine::lease::sql::lease::{LeaseId, Registration, SeenLease};
 use crate::engine::plan::{Streams, Surveyed};
-use crate::engine::send::gate::News;
+use crate::engine::send::gate::GateNews;
 use crate::engine::send::sql::pause::{BREAKER_OPEN, Paused};
 use crate::engine::serves::routes::Serves;
 use crate::engine::settle::LOCK_TIMEOUT;
@@ -94,7 +94,7 @@ impl<'w> Link<'w> {
     fn ask<T>(
         &mut self,
         work: impl FnOnce(&mut Tables, Now, Option<Broken>, &mut Changes) -> T,
-    ) -> Answer<T> {
+    ) -> DatabaseResult<T> {
         let stage = self.stage;
         let trouble = self.begin()?;
         let mut changes = Changes::default();
@@ -110,7 +110,7 @@ impl<'w> Link<'w> {
     }
 
     /// Sends a statement to the server.
-    fn begin(&mut self) -> Answer<Trouble> {
+    fn begin(&mut self) -> DatabaseResult<Trouble> {
         let stage = self.stage;
         stage.count_statement(self.process);
         self.has_timed_out = false;
@@ -122,7 +122,7 @@ impl<'w> Link<'w> {
         result
     }
 
-    fn reach(&mut self) -> Answer<Trouble> {
+    fn reach(&mut self) -> DatabaseResult<Trouble> {
         let stage = self.stage;
         if stage.is_cut_off(self.process, self.thread) {
             stage.pass(self.process, stage.dice(1, 20));
@@ -156,7 +156,7 @@ impl<'w> Link<'w> {
     }
 
     /// Waits for rows that a person has locked, up to the time limit.
-    fn wait_for_people(&mut self, rows: impl Iterator<Item = i64> + Clone) -> Answer<()> {
+    fn wait_for_people(&mut self, rows: impl Iterator<Item = i64> + Clone) -> DatabaseResult<()> {
         let stage = self.stage;
         let until = stage.now() + LOCK_TIMEOUT;
         let is_locked = || {
@@ -182,7 +182,7 @@ impl<'w> Link<'w> {
         &mut self,
         which: &str,
         work: impl FnOnce(&mut Tables, Now) -> T,
-    ) -> Answer<Tried<T>> {
+    ) -> DatabaseResult<Tried<T>> {
         self.ask(|tables, now, _, _| {
             let is_it =
                 |(kind, name, _): &(String, String, Hand)| kind == "destination" && name == which;
@@ -218,7 +218,11 @@ impl<'w> Link<'w> {
         self.took == moment
     }
 
-    fn claim_keyed(&mut self, by: Claimant<'_>, candidates: &[Candidate]) -> Answer<Option<Batch>> {
+    fn claim_keyed(
+        &mut self,
+        by: Claimant<'_>,
+        candidates: &[Candidate],
+    ) -> DatabaseResult<Option<Batch>> {
         let batch = self.ask(|tables, now, broken, changes| {
             tables.claim_keyed(by, candidates, now, broken, changes)
         })?;
@@ -244,7 +248,7 @@ impl<'w> Link<'w> {
     }
 
     /// Ends the transaction, and returns its answer to this process.
-    fn end(&mut self, changes: Changes, trouble: Trouble) -> Answer<()> {
+    fn end(&mut self, changes: Changes, trouble: Trouble) -> DatabaseResult<()> {
         let result = self.try_end(changes, trouble);
         match &result {
             Ok(()) => self.failures = 0,
@@ -256,7 +260,7 @@ impl<'w> Link<'w> {
         result
     }
 
-    fn try_end(&mut self, changes: Changes, trouble: Trouble) -> Answer<()> {
+    fn try_end(&mut self, changes: Changes, trouble: Trouble) -> DatabaseResult<()> {
         let stage = self.stage;
         if let Trouble::Hangs(time) = trouble {
             // The client has given up, and the server does not know.
@@ -329,7 +333,7 @@ impl Database for Link<'_> {
         asked: &Streams,
         moment: Duration,
         asks: Asks<'_>,
-    ) -> Answer<Surveyed> {
+    ) -> DatabaseResult<Surveyed> {
         let stage = self.stage;
         let is_too_long =
             !matches!(asked, Streams::Behind(_)) && self.is_too_long(moment, stage.dice(20, 300));
@@ -370,11 +374,11 @@ impl Database for Link<'_> {
         })
     }
 
-    fn record_topics(&mut self, serves: &Serves) -> Answer<()> {
+    fn record_topics(&mut self, serves: &Serves) -> DatabaseResult<()> {
         self.ask(|tables, _, _, _| tables.record_topics(serves))
     }
 
-    fn claim(&mut self, by: Claimant<'_>, which: Which<'_>) -> Answer<Taken> {
+    fn claim(&mut self, by: Claimant<'_>, which: Which<'_>) -> DatabaseResult<Taken> {
         let mut reached = HashMap::new();
         let batch = match which {
             Which::Plain(lanes, room) => Some(
@@ -401,7 +405,12 @@ impl Database for Link<'_> {
         Ok(Taken { batch, reached })
     }
 
-    fn find(&mut self, expired: &[i64], ask: &Ask, moment: Duration) -> Answer<Option<Page>> {
+    fn find(
+        &mut self,
+        expired: &[i64],
+        ask: &Ask,
+        moment: Duration,
+    ) -> DatabaseResult<Option<Page>> {
         let (stage, process) = (self.stage, self.process);
         let takes = match ask {
             Ask::Range(range) => time_for(*range),
@@ -426,7 +435,7 @@ impl Database for Link<'_> {
         Ok(Some(page))
     }
 
-    fn end_processes(&mut self, processes: &[Backend]) -> Answer<bool> {
+    fn end_processes(&mut self, processes: &[Backend]) -> DatabaseResult<bool> {
         let stage = self.stage;
         self.ask(|_, _, _, _| ())?;
         if stage.broken == Some(Broken::DoubtsNoOneAtWork) {
@@ -440,7 +449,7 @@ impl Database for Link<'_> {
         Ok(is_at_work)
     }
 
-    fn newest(&mut self, _: Duration) -> Answer<Option<i64>> {
+    fn newest(&mut self, _: Duration) -> DatabaseResult<Option<i64>> {
         self.ask(|tables, _, _, _| Some(tables.rows.keys().next_back().copied().unwrap_or(0)))
     }
 
@@ -450,7 +459,7 @@ impl Database for Link<'_> {
         range: Range,
         known: &[Claim],
         moment: Duration,
-    ) -> Answer<Option<Released>> {
+    ) -> DatabaseResult<Option<Released>> {
         if self.is_too_long(moment, time_for(range)) {
             return Ok(None);
         }
@@ -463,7 +472,7 @@ impl Database for Link<'_> {
         })
     }
 
-    fn settle(&mut self, _: AfterRefusal, settle: &Settle<'_>) -> Answer<(Written, Batch)> {
+    fn settle(&mut self, _: AfterRefusal, settle: &Settle<'_>) -> DatabaseResult<(Written, Batch)> {
         let stage = self.stage;
         let mut trouble = self.begin()?;
         let each = settle.group.iter().flat_map(Settlement::each);
@@ -507,7 +516,7 @@ impl Database for Link<'_> {
         Ok((written, next))
     }
 
-    fn settled(&mut self, _: AfterRefusal, traces: &[Trace]) -> Answer<Vec<i64>> {
+    fn settled(&mut self, _: AfterRefusal, traces: &[Trace]) -> DatabaseResult<Vec<i64>> {
         self.ask(|tables, _, _, _| {
             let is_left = |trace: &&Trace| {
                 let id = trace.message_id.as_u128();
@@ -522,29 +531,29 @@ impl Database for Link<'_> {
         })
     }
 
-    fn locked(&mut self, sequences: &[i64]) -> Answer<Vec<i64>> {
+    fn locked(&mut self, sequences: &[i64]) -> DatabaseResult<Vec<i64>> {
         self.ask(|tables, _, _, _| {
             let locked = sequences.iter().filter(|one| tables.locked.contains(one));
             locked.copied().collect()
         })
     }
 
-    fn note_conflicts(&mut self, _: &[Discarded<'_>]) -> Answer<()> {
+    fn note_conflicts(&mut self, _: &[Discarded<'_>]) -> DatabaseResult<()> {
         Ok(())
     }
 
-    fn whereabouts(&mut self, _: &[Trace]) -> Answer<Vec<Whereabouts>> {
+    fn whereabouts(&mut self, _: &[Trace]) -> DatabaseResult<Vec<Whereabouts>> {
         self.ask(|_, _, _, _| Vec::new())
     }
 
-    fn tell_pause(&mut self, which: &str, news: News) -> Answer<Tried<()>> {
+    fn tell_pause(&mut self, which: &str, news: GateNews) -> DatabaseResult<Tried<()>> {
         let left = |until: Instant| until.saturating_duration_since(crate::clock::now());
         let (by, left, openings) = match news {
-            News::Paused(code, until) => ((Hand::Receiver, code.as_str()), until.map(left), 0),
-            News::Opened(until, openings) => {
+            GateNews::Paused(code, until) => ((Hand::Receiver, code.as_str()), until.map(left), 0),
+            GateNews::Opened(until, openings) => {
                 ((Hand::Relay, BREAKER_OPEN), Some(left(until)), openings)
             }
-            News::Recovered => {
+            GateNews::Recovered => {
                 return self.of_pause(which, |tables, _| tables.close_breaker(which));
             }
         };
@@ -553,22 +562,26 @@ impl Database for Link<'_> {
         })
     }
 
-    fn take_probe(&mut self, which: &str, hold: Duration) -> Answer<Tried<(bool, Vec<Paused>)>> {
+    fn take_probe(
+        &mut self,
+        which: &str,
+        hold: Duration,
+    ) -> DatabaseResult<Tried<(bool, Vec<Paused>)>> {
         self.of_pause(which, |tables, now| {
             let is_ours = tables.take_probe(which, hold, now.micros);
             (is_ours, tables.all_pauses(now.micros))
         })
     }
 
-    fn release_probe(&mut self, which: &str) -> Answer<Tried<()>> {
+    fn release_probe(&mut self, which: &str) -> DatabaseResult<Tried<()>> {
         self.of_pause(which, |tables, now| tables.release_probe(which, now.micros))
     }
 
-    fn register(&mut self, registration: &Registration) -> Answer<LeaseId> {
+    fn register(&mut self, registration: &Registration) -> DatabaseResult<LeaseId> {
         self.ask(|tables, now, _, _| tables.register(registration, now.micros))
     }
 
-    fn look(&mut self, lease: LeaseId) -> Answer<Option<Seen>> {
+    fn look(&mut self, lease: LeaseId) -> DatabaseResult<Option<SeenLease>> {
         let trouble = self.begin()?;
         let (stage, backend) = (self.stage, self.backend.map(|one| one.pid));
         let now = stage.database_now().micros;
@@ -583,11 +596,11 @@ impl Database for Link<'_> {
         by: Duration,
         takeover_after: Option<Duration>,
         _: Option<Backend>,
-    ) -> Answer<bool> {
+    ) -> DatabaseResult<bool> {
         self.ask(|tables, now, _, _| tables.renew(lease.0, by, takeover_after, now.micros))
     }
 
-    fn end(&mut self, lease: LeaseId) -> Answer<()> {
+    fn end(&mut self, lease: LeaseId) -> DatabaseResult<()> {
         self.ask(|tables, _, _, _| {
             tables.leases.remove(&lease.0);
         })?;
@@ -603,7 +616,7 @@ impl Rows for Link<'_> {
         _: (i64, Option<&ReadTo>),
         waiting: &[String],
         _: Locks,
-    ) -> Answer<Tried<SinceThen>> {
+    ) -> DatabaseResult<Tried<SinceThen>> {
         let is_strict = self.stage.is_strict_relay(self.process);
         self.ask(|tables, now, _, _| tables.registered_since(known, waiting, is_strict, now.micros))
             .map(|changes| Tried::Done((changes, None)))
@@ -614,7 +627,7 @@ impl Rows for Link<'_> {
         seen: AsSeen<'_>,
         (_, why): (Hand, &str),
         _: Option<Duration>,
-    ) -> Answer<Tried<bool>> {
+    ) -> DatabaseResult<Tried<bool>> {
         // Each row of this world is good for some relay.
         self.stage.fall(Promise::Others, || {
             format!("{} is disabled: {why}", seen.name)
@@ -626,16 +639,16 @@ impl Rows for Link<'_> {
         &mut self,
         _: AsSeen<'_>,
         failed: Option<(Duration, ReasonCode)>,
-    ) -> Answer<Tried<RowFailures>> {
+    ) -> DatabaseResult<Tried<RowFailures>> {
         let failed_for = failed.map(|(time, _)| time);
         Ok(Tried::Done(RowFailures::default().after(failed_for)))
     }
 
-    fn publish_refusals(&mut self, _: LeaseId, _: Option<String>) -> Answer<()> {
+    fn publish_refusals(&mut self, _: LeaseId, _: Option<String>) -> DatabaseResult<()> {
         Ok(())
     }
 
-    fn tell_pause_of(&mut self, row: AsSeen<'_>, news: News) -> Answer<Tried<()>> {
+    fn tell_pause_of(&mut self, row: AsSeen<'_>, news: GateNews) -> DatabaseResult<Tried<()>> {
         self.tell_pause(row.name, news)
     }
 }

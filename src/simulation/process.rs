@@ -30,11 +30,11 @@ use crate::engine::claim::sql::namesakes::OF_ROUTE;
 use crate::engine::claim::sql::page::{Moment, Page, Writers};
 use crate::engine::claim::sql::streams;
 use crate::engine::claim::told::Told;
-use crate::engine::claim::{Claimer, SOON, Turn};
+use crate::engine::claim::{ClaimTurn, Claimer, SOON};
 use crate::engine::directory::{Directory, Reading};
 use crate::engine::host::registration;
 use crate::engine::host::settings::Settings;
-use crate::engine::host::shared::{Parts, Shared, Signals};
+use crate::engine::host::shared::{Shared, SharedParts, Signals};
 use crate::engine::lease::clock::LeaseClock;
 use crate::engine::lease::heartbeat::Heartbeat;
 use crate::engine::lease::sql::lease::{LeaseId, Registration};
@@ -44,7 +44,7 @@ use crate::engine::plan::{
     self, Awaited, Brought, Door, OfKeys, Planner, Report, Step, Surveyed, Timing, View, Wait,
 };
 use crate::engine::send::batch::{Gathered, answered, telling};
-use crate::engine::send::bulkhead::{Bulkhead, Serves};
+use crate::engine::send::bulkhead::{Bulkhead, SendsTo};
 use crate::engine::send::gate::{Admission, Pass};
 use crate::engine::send::job::{Job, is_expired};
 use crate::engine::send::run::{Run, Sent};
@@ -454,7 +454,7 @@ impl<'w> Process<'w> {
                 }
                 _ => LeaseClock::of(&settings),
             };
-            let mut parts = Parts::of_tests(settings, bulkheads, (routes, directory));
+            let mut parts = SharedParts::of_tests(settings, bulkheads, (routes, directory));
             parts.claim_limit = CLAIM_LIMIT;
             let shared = Shared::new(parts, clock, signals);
             Slot { shared, served }
@@ -708,7 +708,7 @@ impl<'w> Process<'w> {
                 let bulkhead = &self.shared.bulkheads[number];
                 let is_free = sending.busy < bulkhead.limits.concurrency;
                 if let Some(served) = &self.served
-                    && matches!(bulkhead.serves, Serves::Members(_))
+                    && matches!(bulkhead.serves, SendsTo::Members(_))
                 {
                     let is_called = !served.bell.ear.is_empty();
                     let continues = !sending.going_on.is_empty();
@@ -807,9 +807,9 @@ impl<'w> Stage<'w> {
                 Claiming::Continues
             }
             Claiming::Continues | Claiming::Pauses(_) => match claimer.turn() {
-                Turn::Continue => Claiming::Continues,
-                Turn::Pause(pause) => Claiming::Pauses(self.now() + pause),
-                Turn::Wait(wait) => {
+                ClaimTurn::Continue => Claiming::Continues,
+                ClaimTurn::Pause(pause) => Claiming::Pauses(self.now() + pause),
+                ClaimTurn::Wait(wait) => {
                     claimer.begin_wait(&wait);
                     self.tell(|| format!("process {number} waits for {:?}", wait.what));
                     let processes = self.processes.borrow();
@@ -1053,7 +1053,7 @@ impl<'w> Stage<'w> {
     fn is_of_endpoint(&self, number: usize, which: usize) -> bool {
         let processes = self.processes.borrow();
         let bulkhead = &processes[number].shared.bulkheads[which];
-        matches!(bulkhead.serves, Serves::Members(_))
+        matches!(bulkhead.serves, SendsTo::Members(_))
     }
 
     /// Runs a thread of the pool for endpoints.
@@ -1221,7 +1221,7 @@ impl<'w> Stage<'w> {
         }
         let jobs: Vec<&Job> = request.jobs.iter().flat_map(Job::each).collect();
         let shared = self.processes.borrow()[number].shared;
-        let is_group = matches!(shared.bulkheads[which].serves, Serves::Handlers(_));
+        let is_group = matches!(shared.bulkheads[which].serves, SendsTo::Handlers(_));
         let (outcomes, lasts) = match is_group {
             true => self.handle(&request.jobs),
             false => self.answer(&request.jobs, name),
@@ -1517,7 +1517,7 @@ impl<'w> Stage<'w> {
         if registered.is_none() || is_delivered {
             shared.bulkheads[number].learn(took);
         }
-        if matches!(shared.bulkheads[number].serves, Serves::Handlers(_)) {
+        if matches!(shared.bulkheads[number].serves, SendsTo::Handlers(_)) {
             let ended = jobs.iter().map(|job| (job.lease, Claim::of(&job.message)));
             ended.for_each(|(lease, claim)| shared.custody.end_handling(lease, claim));
         }
@@ -1753,7 +1753,7 @@ fn play(shared: &Shared, began: Instant, mut views: impl FnMut(u64) -> View) -> 
     };
     let names = shared.bulkheads.iter().map(|bulkhead| &*bulkhead.name);
     let mut planner = Planner::new(began, timing, shared.directory.roster(), names.collect());
-    let stream = |is_keyed| streams::Found {
+    let stream = |is_keyed| streams::FoundStream {
         stream: Stream {
             topic: Topic::new("c", REGISTERED[1]),
             is_keyed,
@@ -1804,14 +1804,14 @@ fn play(shared: &Shared, began: Instant, mut views: impl FnMut(u64) -> View) -> 
                     ..Page::default()
                 };
                 let picked = planner.pick(now, &ask, &page, &view);
-                let found = plan::Found {
+                let found = plan::FoundMessages {
                     page,
                     picked,
                     claims: plan::Claims::default(),
                 };
                 let finished = plan::Finished {
                     ask,
-                    outcome: plan::Outcome::Done(Box::new(found)),
+                    outcome: plan::SearchOutcome::Done(Box::new(found)),
                     last: crate::engine::plan::pace::Last { ended: now, took },
                 };
                 planner.searched(finished);

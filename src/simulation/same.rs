@@ -35,7 +35,7 @@ use crate::doctor::sql::rights::check_relay;
 use crate::engine::host::session::Session;
 use crate::engine::host::settings::Settings;
 use crate::engine::host::shared::Shared;
-use crate::engine::host::sql::connection::{Limits, Plans, Source};
+use crate::engine::host::sql::connection::{Plans, Source, StatementLimits};
 use crate::engine::host::threads::Post;
 use crate::engine::lease::sql::lease;
 use crate::engine::send::verdict::Verdict;
@@ -419,7 +419,7 @@ fn compare_on<'w>(
             name.clone(),
             Arc::clone(&shared.threads),
             Post::Claimer,
-            Limits::of_relay(LONG, Plans::ByIndex),
+            StatementLimits::of_relay(LONG, Plans::ByIndex),
             check_relay,
         )
     };

@@ -20,16 +20,16 @@ use crate::endpoints::serving;
 use crate::endpoints::sql::rows;
 use crate::endpoints::sql::served::{Others, Served};
 use crate::engine::claim::sql::claim::{
-    Batch, Claimant, Claimed, Known, Lane, Position, Stream, TakenOver, Topic,
+    Batch, Claimant, Claimed, KnownDelivery, Lane, Position, Stream, TakenOver, Topic,
 };
 use crate::engine::claim::sql::glance::Marks;
 use crate::engine::claim::sql::late::LookForLate;
-use crate::engine::claim::sql::page::{Free, Moment, PAGE, Page, Place, Writers};
+use crate::engine::claim::sql::page::{Free, Moment, PAGE, Page, SearchPlace, Writers};
 use crate::engine::claim::sql::search::Ask;
-use crate::engine::claim::sql::streams::Found;
+use crate::engine::claim::sql::streams::FoundStream;
 use crate::engine::directory::Roster;
 use crate::engine::keys::sql::ordered::{Candidate, Key};
-use crate::engine::lease::sql::lease::{LeaseId, Registration, Seen};
+use crate::engine::lease::sql::lease::{LeaseId, Registration, SeenLease};
 use crate::engine::send::sql::pause::{BREAKER_OPEN, Paused};
 use crate::engine::serves::routes::{Refuses, Routes, Serves};
 use crate::engine::serves::sql::topics::{KnownTopic, Patterns};
@@ -332,7 +332,7 @@ impl Tables {
     }
 
     /// A session reads a lease and takes its lock.
-    pub(super) fn look(&mut self, lease: i64, backend: Option<i32>, now: i64) -> Option<Seen> {
+    pub(super) fn look(&mut self, lease: i64, backend: Option<i32>, now: i64) -> Option<SeenLease> {
         let is_there = self.is_there(lease, now);
         let ends = |other: &Lease| {
             let soon = other
@@ -346,7 +346,7 @@ impl Tables {
         let stands_by = (self.leases.get(&lease)).is_some_and(|one| self.stands_by(lease, one));
         let lease = self.leases.get_mut(&lease).filter(|_| is_there)?;
         lease.locked_by = lease.locked_by.or(backend);
-        Some(Seen {
+        Some(SeenLease {
             left: Duration::from_micros(u64::try_from(lease.expires_at - now).unwrap_or(0)),
             is_locked: backend.is_some() && lease.locked_by == backend,
             others_end,
@@ -667,7 +667,7 @@ impl Tables {
         pauses
     }
 
-    pub(super) fn streams(&self, behind: i64, beside: &[Stream]) -> Vec<Found> {
+    pub(super) fn streams(&self, behind: i64, beside: &[Stream]) -> Vec<FoundStream> {
         let mut first: BTreeMap<(&str, &str, bool), Position> = BTreeMap::new();
         for row in self.rows.values().filter(|row| row.sequence > behind) {
             let of = (
@@ -680,7 +680,7 @@ impl Tables {
         }
         let found = first
             .into_iter()
-            .map(|((topic, destination, is_keyed), first)| Found {
+            .map(|((topic, destination, is_keyed), first)| FoundStream {
                 stream: Stream {
                     topic: Topic {
                         topic: topic.to_owned(),
@@ -822,7 +822,7 @@ impl Tables {
         let mut found = Vec::new();
         for (first, longest) in batch.claimed.iter().zip(longest) {
             let message = &first.message;
-            if message.attempts > 0 || first.known != Known::No {
+            if message.attempts > 0 || first.known != KnownDelivery::No {
                 continue;
             }
             let Some(row) = mine.rows.get(&message.sequence.0) else {
@@ -900,7 +900,7 @@ impl Tables {
     }
 
     /// The ledger's last delivery for the row's idempotency key.
-    fn known(&self, row: &Row) -> Known {
+    fn known(&self, row: &Row) -> KnownDelivery {
         let is_asked = row.idempotency_key.is_some() && self.broken != Some(Broken::ForgetsKeys);
         let is_it = |one: &&Entry| {
             one.is_delivered
@@ -910,9 +910,9 @@ impl Tables {
         };
         let delivered = self.ledger.iter().filter(|one| is_asked && is_it(one));
         match delivered.max_by_key(|one| one.at) {
-            None => Known::No,
-            Some(one) if one.row.has_content_of(row) => Known::Delivered(one.row.sequence),
-            Some(one) => Known::OtherContent(one.row.sequence),
+            None => KnownDelivery::No,
+            Some(one) if one.row.has_content_of(row) => KnownDelivery::Delivered(one.row.sequence),
+            Some(one) => KnownDelivery::OtherContent(one.row.sequence),
         }
     }
 
@@ -1170,7 +1170,7 @@ impl Tables {
         let first = keys.into_values().take(PAGE);
         Page {
             found: first.filter_map(|row| row.free(expired, now)).collect(),
-            next: last.map(Place::Key),
+            next: last.map(SearchPlace::Key),
             moment: None,
         }
     }

@@ -21,7 +21,7 @@ use crate::name::OutboxName;
 pub(crate) const PATH: &str = "pg_catalog, pg_temp";
 
 /// Where a connection finds a table.
-struct Place {
+struct PinnedPlace {
     /// The path of the connection.
     path: String,
     /// The schema of the table. `None`: there is no such table.
@@ -33,7 +33,7 @@ struct Place {
 /// Finds the table with this quoted name.
 ///
 /// Text: it queries PostgreSQL's catalogue, on an application's search path.
-fn place(conn: &mut PgConnection, table: &str) -> QueryResult<Place> {
+fn place(conn: &mut PgConnection, table: &str) -> QueryResult<PinnedPlace> {
     let (path, schema, has_endpoints) = unprepared_statement(
         "SELECT pg_catalog.current_setting('search_path'), n.nspname::pg_catalog.text,
                 EXISTS (SELECT FROM pg_catalog.pg_class e
@@ -50,14 +50,14 @@ fn place(conn: &mut PgConnection, table: &str) -> QueryResult<Place> {
     .bind::<Text, _>(table)
     .giving::<(Text, Nullable<Text>, Bool)>()
     .get_result(conn)?;
-    Ok(Place {
+    Ok(PinnedPlace {
         path,
         schema,
         has_endpoints,
     })
 }
 
-fn in_place(name: &OutboxName, place: &Place) -> OutboxName {
+fn in_place(name: &OutboxName, place: &PinnedPlace) -> OutboxName {
     match &place.schema {
         Some(schema) => name.found_in(schema, place.has_endpoints),
         // The statement that needs the missing table reports it.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection};
 
-use crate::engine::host::sql::connection::{self, Limits, Plans};
+use crate::engine::host::sql::connection::{self, Plans, StatementLimits};
 use crate::engine::keys::sql::lock::keep_lock;
 use crate::engine::lease::sql::lease::{self, LeaseId, Registration};
 use crate::name::OutboxName;
@@ -81,7 +81,7 @@ impl Outbox {
 
     /// Connects with the limits of a relay.
     pub(crate) fn connect_as_relay(&self) -> PgConnection {
-        let limits = Limits::of_relay(Duration::from_secs(30), Plans::ByIndex);
+        let limits = StatementLimits::of_relay(Duration::from_secs(30), Plans::ByIndex);
         let connected = connection::connect(&self.url.clone().into(), "test", limits);
         connected.expect("PostgreSQL is running").conn
     }

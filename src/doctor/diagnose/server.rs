@@ -8,7 +8,7 @@ use diesel::result::QueryResult;
 use super::{Finding, Findings, Severity};
 use crate::config::Config;
 use crate::doctor::sql::server;
-use crate::engine::host::sql::connection::{self, Limits};
+use crate::engine::host::sql::connection::{self, StatementLimits};
 
 /// Connections of a relay: claimer, heartbeat, janitor, listener, three settlers and the thread of filters. Two of the
 /// settlers connect only if messages have ordering keys, and the thread of filters only if a message waits for filters.
@@ -210,7 +210,7 @@ pub(super) fn pooler(config: &Config) -> Vec<Finding> {
     let Some(url) = &config.database_url else {
         return Vec::new();
     };
-    let limits = Limits::of_caller(Duration::from_secs(10));
+    let limits = StatementLimits::of_caller(Duration::from_secs(10));
     match connection::connect(url, "check", limits) {
         Ok(connected) if connected.pooled.is_some() => {
             let what = "DATABASE_URL leads through a pooler in transaction mode: the relay sets its limits in each transaction and prepares no statements, which costs some speed";

@@ -6,7 +6,7 @@ use crate::config::{Config, Destination, Route};
 use crate::delivery::OnDead;
 use crate::endpoints::sql::served::Others;
 use crate::engine::claim::fate::Ways;
-use crate::engine::claim::sql::claim::{Claimed, Known, TakenOver};
+use crate::engine::claim::sql::claim::{Claimed, KnownDelivery, TakenOver};
 use crate::engine::lease::sql::lease::LeaseId;
 use crate::engine::plan::room::Rooms;
 use crate::engine::plan::tests::claimed;
@@ -293,9 +293,9 @@ fn a_message_for_a_destination_that_this_relay_does_not_serve_is_released() {
 #[test]
 fn a_message_known_to_the_ledger_is_not_sent_to_any_destination() {
     for topic in ["a", "fan", "none"] {
-        let known = unsent(topic, |one| one.known = Known::Delivered(7));
+        let known = unsent(topic, |one| one.known = KnownDelivery::Delivered(7));
         assert!(matches!(known, Some(Verdict::Deduplicated(7))));
-        let other = unsent(topic, |one| one.known = Known::OtherContent(7));
+        let other = unsent(topic, |one| one.known = KnownDelivery::OtherContent(7));
         let Some(Verdict::Dead(failure, Attempt::NotCounted)) = other else {
             panic!("{other:?}");
         };

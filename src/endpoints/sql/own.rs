@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::failing::{EpisodeTurn, TurnedEpisode};
 use super::rows::{self, AsSeen};
 use crate::endpoints::public_error::of_disabled;
-use crate::engine::send::gate::News;
+use crate::engine::send::gate::GateNews;
 use crate::engine::send::sql::pause;
 use crate::engine::settle::sql::settle::Failed;
 use crate::engine::settle::sql::witness::Witness;
@@ -133,17 +133,17 @@ impl Witness for OwnEvents {
         conn: &mut PgConnection,
         name: &OutboxName,
         destination: &str,
-        news: News,
+        news: GateNews,
     ) -> QueryResult<()> {
         let (topic, facts) = match news {
-            News::Paused(why, None) => (PAUSED, json!({ "reason": why.as_str() })),
+            GateNews::Paused(why, None) => (PAUSED, json!({ "reason": why.as_str() })),
             // A failed probe does not open the breaker again. So a failing endpoint that gets the event of its own breaker
             // gets only one.
-            News::Opened(..) => {
+            GateNews::Opened(..) => {
                 let until: Option<PgTimestamp> = pause::open_until(conn, name, destination)?;
                 (OPENED, json!({ "until": until.map(rfc3339) }))
             }
-            News::Paused(..) | News::Recovered => return Ok(()),
+            GateNews::Paused(..) | GateNews::Recovered => return Ok(()),
         };
         write(conn, name, topic, destination, facts)
     }

@@ -40,8 +40,8 @@ pub(crate) fn of_destinations(
         .eq(Pausable::Destination.as_str())
         .and(is_one)
         .or(is_tenant);
-    type Found = ((String, String), String, String, Option<PgTimestamp>);
-    let mut found: Vec<Found> = QueryDsl::filter(pauses(name), is_one.and(is_on!()))
+    type PausedRow = ((String, String), String, String, Option<PgTimestamp>);
+    let mut found: Vec<PausedRow> = QueryDsl::filter(pauses(name), is_one.and(is_on!()))
         .select((
             (pause::kind, pause::name),
             pause::paused_by,

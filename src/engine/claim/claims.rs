@@ -9,9 +9,11 @@ use super::sql::claim::{Batch, Claimant, Claimed, Lane, Position, Runs, Stream};
 use super::sql::search::Ask;
 use crate::clock;
 use crate::engine::directory::Reading;
-use crate::engine::host::database::{Answer, Database, Taken, Which};
+use crate::engine::host::database::{Database, DatabaseResult, Taken, Which};
 use crate::engine::plan::pace::Last;
-use crate::engine::plan::{Brought, Claims, Finished, Found, OfKeys, Outcome, Picked, View};
+use crate::engine::plan::{
+    Brought, Claims, Finished, FoundMessages, OfKeys, Picked, SearchOutcome, View,
+};
 use crate::engine::send::bulkhead::claim_bytes;
 use crate::error::DatabaseError;
 use crate::sql::brief::{Tried, has_timed_out};
@@ -19,7 +21,12 @@ use crate::sql::brief::{Tried, has_timed_out};
 impl<D: Database> Claimer<'_, D> {
     /// Runs two claims with separate results. The messages of the first claim are handed over even if the second claim
     /// fails.
-    pub(super) fn claim(&mut self, plain: &[Lane], keyed: &[Lane], room: usize) -> Answer<()> {
+    pub(super) fn claim(
+        &mut self,
+        plain: &[Lane],
+        keyed: &[Lane],
+        room: usize,
+    ) -> DatabaseResult<()> {
         let mut left = room;
         if !plain.is_empty() {
             left -= self
@@ -35,7 +42,12 @@ impl<D: Database> Claimer<'_, D> {
     }
 
     /// Returns the number of claimed messages.
-    fn claim_lanes(&mut self, asked: &[Lane], room: usize, which: Which<'_>) -> Answer<usize> {
+    fn claim_lanes(
+        &mut self,
+        asked: &[Lane],
+        room: usize,
+        which: Which<'_>,
+    ) -> DatabaseResult<usize> {
         let began = clock::now();
         let taken = self.claiming(which);
         let taken = self.unless_too_slow(taken, began)?;
@@ -58,11 +70,11 @@ impl<D: Database> Claimer<'_, D> {
     }
 
     /// Asks for messages, and claims those that the planner picks.
-    pub(super) fn search(&mut self, ask: Ask, view: &View) -> Answer<()> {
+    pub(super) fn search(&mut self, ask: Ask, view: &View) -> DatabaseResult<()> {
         let began = clock::now();
         let (outcome, result) = match self.find_and_claim(&ask, view, began) {
             Ok(outcome) => (outcome, Ok(())),
-            Err(error) => (Outcome::Failed, Err(error)),
+            Err(error) => (SearchOutcome::Failed, Err(error)),
         };
         let last = Last::since(began);
         let finished = Finished { ask, outcome, last };
@@ -70,16 +82,21 @@ impl<D: Database> Claimer<'_, D> {
         result
     }
 
-    fn find_and_claim(&mut self, ask: &Ask, view: &View, began: Instant) -> Answer<Outcome> {
+    fn find_and_claim(
+        &mut self,
+        ask: &Ask,
+        view: &View,
+        began: Instant,
+    ) -> DatabaseResult<SearchOutcome> {
         let (leases, moment) = (self.planner.expired(), self.shared.moment());
         let Some(page) = self.db.find(leases, ask, moment)? else {
-            return Ok(Outcome::TooSlow);
+            return Ok(SearchOutcome::TooSlow);
         };
         let picked = self.planner.pick(clock::now(), ask, &page, view);
         let claims = self.claim_picked(&picked);
         Ok(match self.unless_too_slow(claims, began)? {
-            None => Outcome::TooSlow,
-            Some(claims) => Outcome::Done(Box::new(Found {
+            None => SearchOutcome::TooSlow,
+            Some(claims) => SearchOutcome::Done(Box::new(FoundMessages {
                 page,
                 picked,
                 claims,
@@ -87,7 +104,7 @@ impl<D: Database> Claimer<'_, D> {
         })
     }
 
-    fn claim_picked(&mut self, picked: &Picked) -> Answer<Claims> {
+    fn claim_picked(&mut self, picked: &Picked) -> DatabaseResult<Claims> {
         let mut claims = Claims::default();
         let plain = (!picked.plain.is_empty()).then_some(Which::Chosen(&picked.plain));
         let keyed = (!picked.keyed.is_empty()).then_some(Which::First(&picked.keyed));
@@ -105,7 +122,10 @@ impl<D: Database> Claimer<'_, D> {
 
     /// Runs a claim. A claim whose result is lost may have succeeded, or may still be running. Returns also where the claim
     /// stopped reading keyed lanes.
-    fn claiming(&mut self, which: Which<'_>) -> Answer<(Batch, OfKeys, HashMap<Stream, Position>)> {
+    fn claiming(
+        &mut self,
+        which: Which<'_>,
+    ) -> DatabaseResult<(Batch, OfKeys, HashMap<Stream, Position>)> {
         let lease = self.planner.lease;
         let is_keyed = matches!(which, Which::Due(..) | Which::First(_));
         let runs = is_keyed.then(|| self.shared.runs()).flatten();
@@ -141,7 +161,11 @@ impl<D: Database> Claimer<'_, D> {
     }
 
     /// The result of a claim. `None`: the claim took too long.
-    fn unless_too_slow<T>(&self, claim: Answer<T>, began: Instant) -> Answer<Option<T>> {
+    fn unless_too_slow<T>(
+        &self,
+        claim: DatabaseResult<T>,
+        began: Instant,
+    ) -> DatabaseResult<Option<T>> {
         let (took, limit) = (clock::since(began), self.shared.claim_limit);
         match claim {
             Err(DatabaseError::Statement(error)) if has_timed_out(&error, took, limit) => Ok(None),
@@ -151,7 +175,7 @@ impl<D: Database> Claimer<'_, D> {
 
     /// Hands claimed messages over. If members must be read for some of them and that fails, these are released, and the error
     /// pauses the claimer: it would claim them again at once.
-    fn take(&mut self, batch: Batch, took: Duration) -> Answer<()> {
+    fn take(&mut self, batch: Batch, took: Duration) -> DatabaseResult<()> {
         if batch.claimed.is_empty() {
             return Ok(());
         }
@@ -176,7 +200,7 @@ impl<D: Database> Claimer<'_, D> {
     }
 
     /// Reads the members, because the fate of these messages depends on that.
-    fn read(&mut self, unsure: &[&Claimed]) -> Answer<Reading> {
+    fn read(&mut self, unsure: &[&Claimed]) -> DatabaseResult<Reading> {
         let named = unsure.iter().map(|one| one.message.destination.as_str());
         let waiting = self.without_destination(named);
         Ok(match self.read_members(&waiting, None)? {

@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use self::aside::{Aside, Judged};
+use self::aside::{Judged, TopicsAside};
 use super::doubt::{Doubt, RanBy};
 use super::sql::claim::Topic;
 use crate::clock;
@@ -29,7 +29,7 @@ use crate::lock::lock;
 use crate::sql::range::Range;
 
 pub(crate) struct Custody {
-    state: Mutex<State>,
+    state: Mutex<CustodyState>,
     /// Signals that the claimer has answered a question.
     answered: Condvar,
     /// Whether the claimer waits for room.
@@ -41,7 +41,7 @@ pub(crate) struct Custody {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CustodyState {
     /// All messages in flight.
     count: usize,
     /// The messages of each lease, including those put aside.
@@ -51,7 +51,7 @@ struct State {
     of_ways: HashMap<To, Held>,
     /// The messages whose handlers run, possibly for long, with their leases.
     handled: HashSet<(LeaseId, Claim)>,
-    aside: Aside,
+    aside: TopicsAside,
     kept_back: Arc<KeptBack>,
     /// A claim whose result was lost. The claim may have succeeded, or may still be running.
     doubt: Option<Doubt>,
@@ -101,7 +101,7 @@ pub(crate) enum Waited {
 
 /// What has happened to the messages in custody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Event {
+enum CustodyEvent {
     /// Messages have left, or were put aside: there may be room.
     Left,
     /// A settle was refused: less is waited for.
@@ -110,7 +110,7 @@ enum Event {
     Other,
 }
 
-impl State {
+impl CustodyState {
     fn is_asked(&self) -> bool {
         self.answered < self.asked
     }
@@ -161,23 +161,23 @@ impl Custody {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CustodyState> {
         lock(&self.state)
     }
 
     /// Whether the claimer must be woken. It waits for room, or with an open question, which it answers when nothing is
     /// in flight.
-    fn must_ring(&self, state: &State, event: Event) -> bool {
+    fn must_ring(&self, state: &CustodyState, event: CustodyEvent) -> bool {
         let is_settled = || state.count == 0 && state.is_asked();
         match event {
-            Event::Left => is_settled() || self.room_wanted.is_so(),
-            Event::LessIsAwaited => is_settled(),
-            Event::Other => true,
+            CustodyEvent::Left => is_settled() || self.room_wanted.is_so(),
+            CustodyEvent::LessIsAwaited => is_settled(),
+            CustodyEvent::Other => true,
         }
     }
 
     /// Wakes the claimer if it must know.
-    fn tell(&self, state: MutexGuard<'_, State>, event: Event) {
+    fn tell(&self, state: MutexGuard<'_, CustodyState>, event: CustodyEvent) {
         let must_ring = self.must_ring(&state, event);
         drop(state);
         if must_ring {
@@ -215,7 +215,7 @@ impl Custody {
         state.remove(settled.clone().map(|(_, to)| to), prefetched);
         state.forget(lease, settled.map(|(claim, _)| claim));
         state.count = state.count.saturating_sub(count);
-        self.tell(state, Event::Left);
+        self.tell(state, CustodyEvent::Left);
     }
 
     /// Puts messages of a topic aside. Each waits for an individual settle, and nothing waits for the messages.
@@ -233,7 +233,7 @@ impl Custody {
     pub(crate) fn refused(&self, claim: Claim) {
         let mut state = self.state();
         state.aside.untried.remove(&claim);
-        self.tell(state, Event::LessIsAwaited);
+        self.tell(state, CustodyEvent::LessIsAwaited);
     }
 
     /// Messages of a topic, which were put aside, are settled.
@@ -258,10 +258,10 @@ impl Custody {
         self.tell_judged(state, judged);
     }
 
-    fn tell_judged(&self, mut state: MutexGuard<'_, State>, mut judged: Vec<Judged>) {
+    fn tell_judged(&self, mut state: MutexGuard<'_, CustodyState>, mut judged: Vec<Judged>) {
         let event = match judged.is_empty() {
-            true => Event::Left,
-            false => Event::Other,
+            true => CustodyEvent::Left,
+            false => CustodyEvent::Other,
         };
         judged.retain(|one| state.aside.is_news(one));
         self.tell(state, event);
@@ -404,7 +404,7 @@ impl Custody {
         state.doubts += 1;
         let doubt = Doubt::new(lease, ran_by, state.doubts, clock::now());
         state.doubt = Some(doubt.beside(state.doubt.take()));
-        self.tell(state, Event::Other);
+        self.tell(state, CustodyEvent::Other);
     }
 
     /// The claimer has met another server than before. A settler may still reach the previous one.
@@ -446,7 +446,7 @@ impl Custody {
     ) -> Waited {
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let left = until.map_or(std::time::Duration::MAX, left);
-        let is_open = |state: &mut State| state.answered < question && !is_stopping();
+        let is_open = |state: &mut CustodyState| state.answered < question && !is_stopping();
         let waited = (self.answered).wait_timeout_while(self.state(), left, is_open);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         match state.answered >= question {

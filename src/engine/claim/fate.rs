@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::sql::claim::{Batch, Claimed, Known, TakenOver};
+use super::sql::claim::{Batch, Claimed, KnownDelivery, TakenOver};
 use crate::clock;
 use crate::delivery::OnDead;
 use crate::dispatch::Failure;
@@ -277,9 +277,9 @@ impl Shared {
 fn unsent_of(claimed: &Claimed, sent: Result<&Retries, Verdict>) -> Option<Verdict> {
     let message = &claimed.message;
     match claimed.known {
-        Known::No => {}
-        Known::Delivered(first) => return Some(Verdict::Deduplicated(first)),
-        Known::OtherContent(first) => {
+        KnownDelivery::No => {}
+        KnownDelivery::Delivered(first) => return Some(Verdict::Deduplicated(first)),
+        KnownDelivery::OtherContent(first) => {
             let error = format!(
                 "a message with the same idempotency key but a different topic or payload was delivered before as {first}"
             );

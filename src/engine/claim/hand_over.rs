@@ -4,7 +4,7 @@ use super::Claimer;
 use crate::engine::host::database::Database;
 use crate::engine::plan::Report;
 use crate::engine::plan::to::To;
-use crate::engine::send::bulkhead::Serves;
+use crate::engine::send::bulkhead::SendsTo;
 use crate::engine::send::job::Job;
 use crate::engine::send::verdict::Verdict;
 use crate::engine::settle::settlement::Settlement;
@@ -29,7 +29,7 @@ impl<D: Database> Claimer<'_, D> {
             }
             let bulkhead = job.to.bulkhead(&self.shared.bulkheads);
             let verdict = match (job.unsent.take(), bulkhead) {
-                (None, Some(bulkhead)) if matches!(bulkhead.serves, Serves::Members(_)) => {
+                (None, Some(bulkhead)) if matches!(bulkhead.serves, SendsTo::Members(_)) => {
                     of_members.push(job);
                     continue;
                 }

@@ -7,7 +7,7 @@ use crossbeam_channel::{Sender, TrySendError};
 use crate::engine::host::shared::Shared;
 use crate::engine::plan::Door;
 use crate::engine::plan::to::To;
-use crate::engine::send::bulkhead::{Bulkhead, Serves};
+use crate::engine::send::bulkhead::{Bulkhead, SendsTo};
 use crate::engine::send::gate::Room;
 use crate::engine::send::job::Job;
 use crate::engine::send::limits::FIRST_BATCH;
@@ -144,7 +144,7 @@ pub(super) fn doors(
                 _ if stands_still => 0,
                 room => match bulkhead.serves {
                     // Messages for slow destinations take no room from the others.
-                    Serves::Members(_) => intake.room(bulkhead, room, moving),
+                    SendsTo::Members(_) => intake.room(bulkhead, room, moving),
                     _ => intake.room(bulkhead, room, 0),
                 },
             },

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::Claimer;
 use super::doubt::{AtWork, Doubt, RanBy};
 use crate::clock;
-use crate::engine::host::database::{Answer, Asks, Database};
+use crate::engine::host::database::{Asks, Database, DatabaseResult};
 use crate::engine::plan::{Report, Survey, Surveyed, Undo};
 use crate::engine::send::pauses;
 use crate::engine::workers;
@@ -15,7 +15,7 @@ use crate::sql::brief::{Locks, Tried};
 
 impl<D: Database> Claimer<'_, D> {
     /// Queries the streams, the ended leases and the pauses.
-    pub(super) fn survey(&mut self, survey: Survey) -> Answer<()> {
+    pub(super) fn survey(&mut self, survey: Survey) -> DatabaseResult<()> {
         let shared = self.shared;
         let due = self.keeper.as_ref().and_then(|keeper| keeper.due());
         let read_to = shared.directory.read_to();
@@ -67,7 +67,7 @@ impl<D: Database> Claimer<'_, D> {
 
     /// Records the topics that this relay serves, now that it does. From then on their messages wait for such a relay,
     /// so a relay that only stood by, or a job that found nothing to do, must not record them.
-    pub(super) fn record_topics(&mut self) -> Answer<()> {
+    pub(super) fn record_topics(&mut self) -> DatabaseResult<()> {
         if !self.is_recorded {
             let serves = &self.shared.settings.serves;
             self.db.record_topics(serves)?;
@@ -77,7 +77,11 @@ impl<D: Database> Claimer<'_, D> {
     }
 
     /// Reads the members, unless their marks say that they are the same, or tells the planner when this is due.
-    fn look_at_members(&mut self, due: Option<Option<Instant>>, found: &Surveyed) -> Answer<()> {
+    fn look_at_members(
+        &mut self,
+        due: Option<Option<Instant>>,
+        found: &Surveyed,
+    ) -> DatabaseResult<()> {
         let Some(next) = due else {
             return Ok(());
         };
@@ -86,7 +90,7 @@ impl<D: Database> Claimer<'_, D> {
             let streams = found.streams.iter().flatten();
             let named = streams.map(|one| one.stream.topic.destination.as_str());
             let waiting = self.without_destination(named);
-            let surveyed = workers::Surveyed {
+            let surveyed = workers::SurveyedMembers {
                 marks: found.marks,
                 server: found.server,
             };
@@ -102,8 +106,8 @@ impl<D: Database> Claimer<'_, D> {
     pub(super) fn read_members(
         &mut self,
         waiting: &[String],
-        surveyed: Option<workers::Surveyed>,
-    ) -> Answer<Tried<()>> {
+        surveyed: Option<workers::SurveyedMembers>,
+    ) -> DatabaseResult<Tried<()>> {
         let shared = self.shared;
         let Some(keeper) = &mut self.keeper else {
             return Ok(Tried::Done(()));
@@ -146,7 +150,7 @@ impl<D: Database> Claimer<'_, D> {
 
     /// Finds out whether a claim whose result was lost may still be running, releases a part of the messages that a lease
     /// holds and that this relay does not know, or ends the doubt.
-    pub(super) fn undo(&mut self, undo: Undo) -> Answer<()> {
+    pub(super) fn undo(&mut self, undo: Undo) -> DatabaseResult<()> {
         let custody = &self.shared.custody;
         match undo {
             Undo::Look(doubt) => {

@@ -14,12 +14,12 @@ use crate::engine::claim::sql::glance::{self, Glance, Marks};
 use crate::engine::claim::sql::late;
 use crate::engine::claim::sql::page::Page;
 use crate::engine::claim::sql::search::{self, Ask};
-use crate::engine::claim::sql::streams::{Found, streams, streams_behind, streams_beside};
+use crate::engine::claim::sql::streams::{FoundStream, streams, streams_behind, streams_beside};
 use crate::engine::keys::sql::ordered::{self, Candidate, Key};
 use crate::engine::lease::sql::backend::{self, Backend};
-use crate::engine::lease::sql::lease::{self, LeaseId, Registration, Seen};
+use crate::engine::lease::sql::lease::{self, LeaseId, Registration, SeenLease};
 use crate::engine::plan::{Streams, Surveyed};
-use crate::engine::send::gate::News;
+use crate::engine::send::gate::GateNews;
 use crate::engine::send::sql::pause::{self, BREAKER_OPEN, Pausable, Paused};
 use crate::engine::serves::routes::Serves;
 use crate::engine::serves::sql::topics;
@@ -35,7 +35,7 @@ use crate::sql::expired;
 use crate::sql::range::Range;
 
 /// The result of a call.
-pub(crate) type Answer<T> = Result<T, DatabaseError>;
+pub(crate) type DatabaseResult<T> = Result<T, DatabaseError>;
 
 /// The connection after a call.
 #[derive(Debug, Clone, Copy)]
@@ -100,22 +100,27 @@ pub(crate) trait Database {
         streams: &Streams,
         moment: Duration,
         asks: Asks<'_>,
-    ) -> Answer<Surveyed>;
+    ) -> DatabaseResult<Surveyed>;
 
     /// Records the topics that this relay serves.
-    fn record_topics(&mut self, serves: &Serves) -> Answer<()>;
+    fn record_topics(&mut self, serves: &Serves) -> DatabaseResult<()>;
 
     /// Claims messages.
-    fn claim(&mut self, by: Claimant<'_>, which: Which<'_>) -> Answer<Taken>;
+    fn claim(&mut self, by: Claimant<'_>, which: Which<'_>) -> DatabaseResult<Taken>;
 
     /// A page of what a search asks for. `None`: the query took too long.
-    fn find(&mut self, expired: &[i64], ask: &Ask, moment: Duration) -> Answer<Option<Page>>;
+    fn find(
+        &mut self,
+        expired: &[i64],
+        ask: &Ask,
+        moment: Duration,
+    ) -> DatabaseResult<Option<Page>>;
 
     /// Whether one of these server processes, whose clients are gone, still exists: it may finish a claim. Asks them to end.
-    fn end_processes(&mut self, processes: &[Backend]) -> Answer<bool>;
+    fn end_processes(&mut self, processes: &[Backend]) -> DatabaseResult<bool>;
 
     /// The highest sequence, or 0 if there is no message. `None`: the query took too long.
-    fn newest(&mut self, moment: Duration) -> Answer<Option<i64>>;
+    fn newest(&mut self, moment: Duration) -> DatabaseResult<Option<i64>>;
 
     /// Releases messages that a lease holds, except those that the relay knows. `None`: the statement took too long.
     fn release_unknown(
@@ -124,40 +129,44 @@ pub(crate) trait Database {
         range: Range,
         known: &[Claim],
         moment: Duration,
-    ) -> Answer<Option<Released>>;
+    ) -> DatabaseResult<Option<Released>>;
 
     /// Settles a group and claims the next messages of its keys, in one transaction, so that no other relay claims
     /// first.
-    fn settle(&mut self, after: AfterRefusal, settle: &Settle<'_>) -> Answer<(Written, Batch)>;
+    fn settle(
+        &mut self,
+        after: AfterRefusal,
+        settle: &Settle<'_>,
+    ) -> DatabaseResult<(Written, Batch)>;
 
     /// The sequences of the messages that were settled under these claims.
-    fn settled(&mut self, after: AfterRefusal, traces: &[Trace]) -> Answer<Vec<i64>>;
+    fn settled(&mut self, after: AfterRefusal, traces: &[Trace]) -> DatabaseResult<Vec<i64>>;
 
     /// Those of these messages that another session has locked. Waits for no row.
-    fn locked(&mut self, sequences: &[i64]) -> Answer<Vec<i64>>;
+    fn locked(&mut self, sequences: &[i64]) -> DatabaseResult<Vec<i64>>;
 
     /// The current state of messages that a settle did not find.
-    fn whereabouts(&mut self, missed: &[Trace]) -> Answer<Vec<Whereabouts>>;
+    fn whereabouts(&mut self, missed: &[Trace]) -> DatabaseResult<Vec<Whereabouts>>;
 
     /// Records the results that changed nothing in the history.
-    fn note_conflicts(&mut self, discarded: &[Discarded<'_>]) -> Answer<()>;
+    fn note_conflicts(&mut self, discarded: &[Discarded<'_>]) -> DatabaseResult<()>;
 
     /// Records a change of a gate for other relays.
-    fn tell_pause(&mut self, destination: &str, news: News) -> Answer<Tried<()>>;
+    fn tell_pause(&mut self, destination: &str, news: GateNews) -> DatabaseResult<Tried<()>>;
 
     /// Whether this relay may probe a destination for the time `hold`, and the pauses.
     fn take_probe(
         &mut self,
         destination: &str,
         hold: Duration,
-    ) -> Answer<Tried<(bool, Vec<Paused>)>>;
+    ) -> DatabaseResult<Tried<(bool, Vec<Paused>)>>;
 
-    fn release_probe(&mut self, destination: &str) -> Answer<Tried<()>>;
+    fn release_probe(&mut self, destination: &str) -> DatabaseResult<Tried<()>>;
 
-    fn register(&mut self, registration: &Registration) -> Answer<LeaseId>;
+    fn register(&mut self, registration: &Registration) -> DatabaseResult<LeaseId>;
 
     /// Checks the lease, and takes its lock if the connection can hold one. `None`: the lease has ended.
-    fn look(&mut self, lease: LeaseId) -> Answer<Option<Seen>>;
+    fn look(&mut self, lease: LeaseId) -> DatabaseResult<Option<SeenLease>>;
 
     /// Renews the lease for the time `by`. `false`: the lease has ended or expired.
     fn renew(
@@ -166,9 +175,9 @@ pub(crate) trait Database {
         by: Duration,
         takeover_after: Option<Duration>,
         listener: Option<Backend>,
-    ) -> Answer<bool>;
+    ) -> DatabaseResult<bool>;
 
-    fn end(&mut self, lease: LeaseId) -> Answer<()>;
+    fn end(&mut self, lease: LeaseId) -> DatabaseResult<()>;
 }
 
 /// What the survey reads beside the streams.
@@ -181,7 +190,12 @@ struct SeenAtGlance {
 impl Session {
     /// Reads the leases, the pauses and the marks: one statement, unless it takes too long, or another session has locked a
     /// table.
-    fn glance(&mut self, lease: LeaseId, moment: Duration, asks: Asks<'_>) -> Answer<SeenAtGlance> {
+    fn glance(
+        &mut self,
+        lease: LeaseId,
+        moment: Duration,
+        asks: Asks<'_>,
+    ) -> DatabaseResult<SeenAtGlance> {
         let began = Instant::now();
         let marks_of = asks.marks.then_some(asks.read_to);
         let seen = match asks.locks {
@@ -213,7 +227,7 @@ impl Session {
         &mut self,
         locks: Locks,
         statements: impl FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<T>,
-    ) -> Answer<Tried<T>> {
+    ) -> DatabaseResult<Tried<T>> {
         match locks {
             Locks::WaitedFor => self.run(statements).map(Tried::Done),
             Locks::NotWaitedFor => self.run_without_waiting(statements),
@@ -224,7 +238,7 @@ impl Session {
     pub(crate) fn run_without_waiting<T>(
         &mut self,
         statements: impl FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<T>,
-    ) -> Answer<Tried<T>> {
+    ) -> DatabaseResult<Tried<T>> {
         self.run(|conn, name| without_waiting(conn, |conn| statements(conn, name)))
     }
 }
@@ -233,7 +247,7 @@ fn ask_streams(
     conn: &mut PgConnection,
     name: &OutboxName,
     asked: &Streams,
-) -> QueryResult<Vec<Found>> {
+) -> QueryResult<Vec<FoundStream>> {
     match asked {
         Streams::All => streams(conn, name),
         Streams::Beside(known) => streams_beside(conn, name, known),
@@ -247,24 +261,24 @@ pub(crate) fn record_news(
     name: &OutboxName,
     witness: OwnWitness,
     which: &str,
-    news: News,
+    news: GateNews,
 ) -> QueryResult<()> {
     // The time that is left now: the database may have been unavailable meanwhile.
     let left = |until: Instant| until.saturating_duration_since(Instant::now());
     let kind = Pausable::Destination;
     let is_new = match (news, witness) {
-        (News::Paused(code, until), _) => {
+        (GateNews::Paused(code, until), _) => {
             let by = (Hand::Receiver, code.as_str());
             pause::pause(conn, name, kind, which, by, until.map(left), 0)
         }
-        (News::Opened(until, openings), Some(_)) => {
+        (GateNews::Opened(until, openings), Some(_)) => {
             pause::open_breaker(conn, name, which, left(until), openings)
         }
-        (News::Opened(until, openings), None) => {
+        (GateNews::Opened(until, openings), None) => {
             let by = (Hand::Relay, BREAKER_OPEN);
             pause::pause(conn, name, kind, which, by, Some(left(until)), openings)
         }
-        (News::Recovered, _) => pause::close_breaker(conn, name, which),
+        (GateNews::Recovered, _) => pause::close_breaker(conn, name, which),
     }?;
     match witness {
         Some(witness) if is_new => witness.told(conn, name, which, news),
@@ -293,7 +307,7 @@ impl Database for Session {
         asked: &Streams,
         moment: Duration,
         asks: Asks<'_>,
-    ) -> Answer<Surveyed> {
+    ) -> DatabaseResult<Surveyed> {
         let began = Instant::now();
         let found = self.run_briefly(moment, |conn, name| ask_streams(conn, name, asked))?;
         let found = match found {
@@ -333,11 +347,11 @@ impl Database for Session {
         })
     }
 
-    fn record_topics(&mut self, serves: &Serves) -> Answer<()> {
+    fn record_topics(&mut self, serves: &Serves) -> DatabaseResult<()> {
         self.run(|conn, name| topics::record(conn, name, serves, false))
     }
 
-    fn claim(&mut self, by: Claimant<'_>, which: Which<'_>) -> Answer<Taken> {
+    fn claim(&mut self, by: Claimant<'_>, which: Which<'_>) -> DatabaseResult<Taken> {
         self.run(|conn, name| {
             let mut reached = HashMap::new();
             let batch = match which {
@@ -358,18 +372,23 @@ impl Database for Session {
         })
     }
 
-    fn find(&mut self, expired: &[i64], ask: &Ask, moment: Duration) -> Answer<Option<Page>> {
+    fn find(
+        &mut self,
+        expired: &[i64],
+        ask: &Ask,
+        moment: Duration,
+    ) -> DatabaseResult<Option<Page>> {
         self.run(|conn, name| match ask.may_be_long() {
             true => briefly(conn, moment, |conn| search::find(conn, name, expired, ask)),
             false => search::find(conn, name, expired, ask).map(Some),
         })
     }
 
-    fn end_processes(&mut self, processes: &[Backend]) -> Answer<bool> {
+    fn end_processes(&mut self, processes: &[Backend]) -> DatabaseResult<bool> {
         self.run(|conn, _| backend::end(conn, processes))
     }
 
-    fn newest(&mut self, moment: Duration) -> Answer<Option<i64>> {
+    fn newest(&mut self, moment: Duration) -> DatabaseResult<Option<i64>> {
         self.run(|conn, name| briefly(conn, moment, |conn| late::newest(conn, name)))
     }
 
@@ -379,7 +398,7 @@ impl Database for Session {
         range: Range,
         known: &[Claim],
         moment: Duration,
-    ) -> Answer<Option<Released>> {
+    ) -> DatabaseResult<Option<Released>> {
         self.run(|conn, name| {
             briefly(conn, moment, |conn| {
                 settle::release_unknown(conn, name, lease, known, range)
@@ -387,7 +406,11 @@ impl Database for Session {
         })
     }
 
-    fn settle(&mut self, after: AfterRefusal, settle: &Settle<'_>) -> Answer<(Written, Batch)> {
+    fn settle(
+        &mut self,
+        after: AfterRefusal,
+        settle: &Settle<'_>,
+    ) -> DatabaseResult<(Written, Batch)> {
         if settle.keys.is_empty() && !settle.has_runs() {
             let written = self.run_with(after, |conn, _| write_down(conn, settle))?;
             return Ok((written, Batch::default()));
@@ -414,43 +437,47 @@ impl Database for Session {
         })
     }
 
-    fn settled(&mut self, after: AfterRefusal, traces: &[Trace]) -> Answer<Vec<i64>> {
+    fn settled(&mut self, after: AfterRefusal, traces: &[Trace]) -> DatabaseResult<Vec<i64>> {
         self.run_with(after, |conn, name| settle::settled(conn, name, traces))
     }
 
-    fn locked(&mut self, sequences: &[i64]) -> Answer<Vec<i64>> {
+    fn locked(&mut self, sequences: &[i64]) -> DatabaseResult<Vec<i64>> {
         self.run(|conn, name| settle::locked(conn, name, sequences))
     }
 
-    fn note_conflicts(&mut self, discarded: &[Discarded<'_>]) -> Answer<()> {
+    fn note_conflicts(&mut self, discarded: &[Discarded<'_>]) -> DatabaseResult<()> {
         self.run(|conn, name| settle::note_conflicts(conn, name, discarded))
     }
 
-    fn whereabouts(&mut self, missed: &[Trace]) -> Answer<Vec<Whereabouts>> {
+    fn whereabouts(&mut self, missed: &[Trace]) -> DatabaseResult<Vec<Whereabouts>> {
         self.run(|conn, name| whereabouts(conn, name, missed))
     }
 
-    fn tell_pause(&mut self, which: &str, news: News) -> Answer<Tried<()>> {
+    fn tell_pause(&mut self, which: &str, news: GateNews) -> DatabaseResult<Tried<()>> {
         let witness = self.witness;
         self.run_without_waiting(|conn, name| record_news(conn, name, witness, which, news))
     }
 
-    fn take_probe(&mut self, which: &str, hold: Duration) -> Answer<Tried<(bool, Vec<Paused>)>> {
+    fn take_probe(
+        &mut self,
+        which: &str,
+        hold: Duration,
+    ) -> DatabaseResult<Tried<(bool, Vec<Paused>)>> {
         self.run_without_waiting(|conn, name| {
             let is_ours = pause::take_probe(conn, name, which, hold)?;
             Ok((is_ours, pause::all(conn, name)?))
         })
     }
 
-    fn release_probe(&mut self, which: &str) -> Answer<Tried<()>> {
+    fn release_probe(&mut self, which: &str) -> DatabaseResult<Tried<()>> {
         self.run_without_waiting(|conn, name| pause::release_probe(conn, name, which))
     }
 
-    fn register(&mut self, registration: &Registration) -> Answer<LeaseId> {
+    fn register(&mut self, registration: &Registration) -> DatabaseResult<LeaseId> {
         self.run(|conn, name| lease::register(conn, name, registration))
     }
 
-    fn look(&mut self, id: LeaseId) -> Answer<Option<Seen>> {
+    fn look(&mut self, id: LeaseId) -> DatabaseResult<Option<SeenLease>> {
         // Behind a pooler no lock is taken: clients share the session, which outlives the relay.
         let locks = self.backend.is_some();
         self.run(|conn, name| lease::look(conn, name, id, locks))
@@ -462,11 +489,11 @@ impl Database for Session {
         by: Duration,
         takeover_after: Option<Duration>,
         listener: Option<Backend>,
-    ) -> Answer<bool> {
+    ) -> DatabaseResult<bool> {
         self.run(|conn, name| lease::renew(conn, name, id, by, takeover_after, listener))
     }
 
-    fn end(&mut self, id: LeaseId) -> Answer<()> {
+    fn end(&mut self, id: LeaseId) -> DatabaseResult<()> {
         self.run(|conn, name| lease::end(conn, name, id).map(drop))
     }
 }

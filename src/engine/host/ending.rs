@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::running::{HEARTBEAT, Running};
-use super::threads::State;
+use super::threads::ThreadsState;
 use super::{Incarnation, ShutdownError};
 use crate::engine::lease::heartbeat::Ending;
 use crate::engine::observe::monitor;
@@ -81,7 +81,12 @@ impl Incarnation {
         self.report(running, &state, left)
     }
 
-    fn report(&self, running: &Running, state: &State, left: usize) -> Result<(), ShutdownError> {
+    fn report(
+        &self,
+        running: &Running,
+        state: &ThreadsState,
+        left: usize,
+    ) -> Result<(), ShutdownError> {
         if let Some(thread) = state.panicked() {
             return Err(ShutdownError::Panic {
                 thread: thread.to_owned(),

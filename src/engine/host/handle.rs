@@ -40,9 +40,9 @@ use crate::shows::shows;
 /// relay.shutdown(Duration::from_secs(30))?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct RelayHandle(Mutex<State>);
+pub struct RelayHandle(Mutex<HandleState>);
 
-struct State {
+struct HandleState {
     now: Arc<Incarnation>,
     /// The relays that begin to replace `now`, and those that `now` has replaced and that are still shutting down.
     others: Vec<Arc<Incarnation>>,
@@ -52,14 +52,14 @@ struct State {
 
 impl RelayHandle {
     pub(crate) fn new(now: Incarnation) -> Self {
-        Self(Mutex::new(State {
+        Self(Mutex::new(HandleState {
             now: Arc::new(now),
             others: Vec::new(),
             ended: Stats::default(),
         }))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, HandleState> {
         lock(&self.0)
     }
 

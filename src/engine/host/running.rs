@@ -8,12 +8,12 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use super::shared::Shared;
 use super::sql::connection::Plans;
-use super::threads::{Post, State};
+use super::threads::{Post, ThreadsState};
 use super::{Launch, StartError};
 use crate::engine::claim::Claimer;
 use crate::engine::lease::heartbeat::{self, Ending};
 use crate::engine::observe::monitor;
-use crate::engine::send::bulkhead::Serves;
+use crate::engine::send::bulkhead::SendsTo;
 use crate::engine::settle::settlement::Outcomes;
 use crate::engine::wake::listener;
 use crate::engine::workers::Workers;
@@ -126,7 +126,7 @@ impl Running {
     ) -> Result<(), StartError> {
         let mut number = 0;
         for bulkhead in &shared.bulkheads {
-            if let (Serves::Members(_), Some(workers)) = (&bulkhead.serves, workers) {
+            if let (SendsTo::Members(_), Some(workers)) = (&bulkhead.serves, workers) {
                 let outcomes = outcomes.clone();
                 let workers = Arc::clone(workers);
                 self.spawn(shared, &bulkhead.name, move |shared| {
@@ -191,7 +191,7 @@ impl Running {
     }
 
     /// Joins the threads that have ended; the others stay.
-    pub(super) fn join_ended(&mut self, state: &State) {
+    pub(super) fn join_ended(&mut self, state: &ThreadsState) {
         let threads = std::mem::take(&mut self.threads).into_iter();
         let has_ended = |(name, _): &(Arc<str>, _)| state.ended().any(|ended| *ended == **name);
         let (ended, left): (Vec<_>, _) = threads.partition(has_ended);

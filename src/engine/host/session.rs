@@ -8,7 +8,9 @@ use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::{Connection, PgConnection};
 
 use super::hooks::Check;
-use super::sql::connection::{Connected, KEEP_MEMORY, Limits, POOLERS_TURN, Plans, Source};
+use super::sql::connection::{
+    Connected, KEEP_MEMORY, POOLERS_TURN, Plans, Source, StatementLimits,
+};
 use super::threads::{Cause, MARGIN, Post, Threads};
 use crate::engine::lease::sql::backend::{Backend, backend};
 use crate::engine::settle::sql::witness::OwnWitness;
@@ -46,7 +48,7 @@ pub(crate) struct BetweenTurns {
     lost: u64,
 }
 
-type Statements<'a> = Box<dyn FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<()> + 'a>;
+type BoxedStatements<'a> = Box<dyn FnOnce(&mut PgConnection, &OutboxName) -> QueryResult<()> + 'a>;
 
 /// An open connection between two turns.
 pub(crate) struct InTurn {
@@ -62,7 +64,7 @@ pub(crate) struct Session {
     outbox: OutboxName,
     pub(super) threads: Arc<Threads>,
     pub(super) post: Post,
-    limits: Limits,
+    limits: StatementLimits,
     /// The caller of [`run_with`](Self::run_with) knows what to do if another session holds a lock for longer than the limit.
     expects_locks: bool,
     /// Finds what the outbox lacks, after a statement has failed.
@@ -99,7 +101,7 @@ impl Session {
         outbox: OutboxName,
         threads: Arc<Threads>,
         post: Post,
-        limits: Limits,
+        limits: StatementLimits,
         check: Check,
     ) -> Self {
         Self {
@@ -187,7 +189,7 @@ impl Session {
     fn take_turn(
         &mut self,
         after: Option<AfterRefusal>,
-        statements: Statements<'_>,
+        statements: BoxedStatements<'_>,
     ) -> Result<(), DatabaseError> {
         let shared = self.shared.clone();
         let Some(mut in_turn) = shared.as_deref().map(lock) else {
@@ -236,7 +238,7 @@ impl Session {
     fn run_in_turn(
         &mut self,
         after: Option<AfterRefusal>,
-        statements: Statements<'_>,
+        statements: BoxedStatements<'_>,
     ) -> Result<(), DatabaseError> {
         let (threads, post) = (Arc::clone(&self.threads), self.post);
         let is_new = self.conn.is_none();
@@ -340,7 +342,7 @@ impl Session {
         }
     }
 
-    fn try_run(&mut self, statements: Statements<'_>) -> Result<(), DatabaseError> {
+    fn try_run(&mut self, statements: BoxedStatements<'_>) -> Result<(), DatabaseError> {
         let connected = match self.conn.take() {
             Some(connected) => connected,
             None => self.connect()?,

@@ -11,7 +11,7 @@ use secrecy::SecretString;
 use super::hooks::Hooks;
 use super::session::{Session, SharedConnection};
 use super::settings::Settings;
-use super::sql::connection::{Limits, Plans, Source};
+use super::sql::connection::{Plans, Source, StatementLimits};
 use super::stats::Stats;
 use super::threads::{Post, Threads};
 use crate::engine::claim::custody::{Custody, Waited};
@@ -25,7 +25,7 @@ use crate::engine::observe::lately::Lately;
 use crate::engine::observe::metrics::Metrics;
 use crate::engine::observe::observer::Observers;
 use crate::engine::plan::Policy;
-use crate::engine::send::bulkhead::{Bulkhead, Serves};
+use crate::engine::send::bulkhead::{Bulkhead, SendsTo};
 use crate::engine::serves::routes::Routes;
 use crate::engine::wake::bell::Bell;
 use crate::engine::wake::sleep::Sleep;
@@ -77,7 +77,7 @@ impl KeyedLooks {
 }
 
 /// What a relay is made of before it has a lease.
-pub(crate) struct Parts {
+pub(crate) struct SharedParts {
     pub(crate) settings: Settings,
     pub(crate) source: Source,
     pub(crate) bulkheads: Vec<Bulkhead>,
@@ -91,7 +91,7 @@ pub(crate) struct Parts {
 }
 
 #[cfg(test)]
-impl Parts {
+impl SharedParts {
     /// Of a relay without a database.
     pub(crate) fn of_tests(
         settings: Settings,
@@ -190,7 +190,7 @@ impl Signals {
 }
 
 impl Shared {
-    pub(crate) fn new(parts: Parts, lease: LeaseClock, signals: Signals) -> Self {
+    pub(crate) fn new(parts: SharedParts, lease: LeaseClock, signals: Signals) -> Self {
         let (settings, bulkheads) = (parts.settings, parts.bulkheads);
         let metrics = Metrics::new(settings.metrics_label(), &bulkheads);
         let most_aside = 2 * most_of_a_settle(&settings, &bulkheads);
@@ -252,7 +252,7 @@ impl Shared {
     /// All bulkheads. The bulkhead of members is left out while there is no member.
     pub(crate) fn in_use(&self) -> impl Iterator<Item = &Bulkhead> {
         let is_there = |one: &&Bulkhead| {
-            !matches!(one.serves, Serves::Members(_)) || !self.directory.roster().is_empty()
+            !matches!(one.serves, SendsTo::Members(_)) || !self.directory.roster().is_empty()
         };
         self.bulkheads.iter().filter(is_there)
     }
@@ -398,7 +398,7 @@ impl Shared {
             self.settings.table.clone(),
             Arc::clone(&self.threads),
             post,
-            Limits::of_relay(statement_timeout, plans),
+            StatementLimits::of_relay(statement_timeout, plans),
             self.hooks.check,
         );
         session.shared = self.connection.clone().filter(|_| post != Post::Heartbeat);

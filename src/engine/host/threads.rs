@@ -2,7 +2,7 @@
 //! Health, metrics, the log and a shutdown read this state.
 //!
 //! State that changes with each send and each statement is in atomics, one per thread ([`Stay`]). All other state
-//! changes rarely and is behind one lock ([`State`]).
+//! changes rarely and is behind one lock ([`ThreadsState`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -127,19 +127,19 @@ pub(crate) struct Threads {
     pub(crate) senders: Vec<Vec<Stay>>,
     /// When the threads may connect.
     pub(crate) logins: Logins,
-    state: Mutex<State>,
+    state: Mutex<ThreadsState>,
     /// A thread has ended.
     changed: Condvar,
 }
 
 /// The state of the threads, except their stays.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct State {
+pub(crate) struct ThreadsState {
     /// By thread name. The ended threads are in the order of their ends.
     lives: Vec<(Arc<str>, Life)>,
     /// The connection of each thread, in the order of [`Post::ALL`]. `None`: the thread has no connection, and the
     /// database is not the cause.
-    connections: [Option<Result<(), Trouble>>; Post::ALL.len()],
+    connections: [Option<Result<(), ThreadTrouble>>; Post::ALL.len()],
     outage: Outage,
     /// Another relay is active.
     pub(crate) stands_by: bool,
@@ -171,7 +171,7 @@ impl Drop for ExitGuard {
 
 /// The reason why a thread has no database.
 #[derive(Debug, Clone)]
-pub(crate) struct Trouble {
+pub(crate) struct ThreadTrouble {
     since: u64,
     /// When the thread last tried.
     last: u64,
@@ -199,7 +199,7 @@ struct Outage {
     lasts: bool,
 }
 
-impl Trouble {
+impl ThreadTrouble {
     pub(crate) fn lasts(&self) -> Duration {
         elapsed(self.since)
     }
@@ -228,11 +228,11 @@ impl Outage {
     }
 }
 
-impl State {
+impl ThreadsState {
     /// Forgets the failures of threads that have not tried again since: other threads say whether the database answers.
     fn forget_silent(&mut self, now: u64, is_inside: impl Fn(usize) -> bool) {
         for (post, connection) in self.connections.iter_mut().enumerate() {
-            let is_silent = |trouble: &Trouble| {
+            let is_silent = |trouble: &ThreadTrouble| {
                 trouble.missing().is_none() && now.saturating_sub(trouble.last) > millis(SILENT)
             };
             if matches!(connection, Some(Err(trouble)) if is_silent(trouble)) && !is_inside(post) {
@@ -242,13 +242,13 @@ impl State {
     }
 
     /// The threads that are without their database.
-    fn failing(&self) -> impl Iterator<Item = (Post, &Trouble)> {
+    fn failing(&self) -> impl Iterator<Item = (Post, &ThreadTrouble)> {
         let all = Post::ALL.iter().zip(&self.connections);
         all.filter_map(|(post, connection)| Some((*post, connection.as_ref()?.as_ref().err()?)))
     }
 
     /// The threads that are without their database, except the listener: a relay works without it.
-    pub(crate) fn troubles(&self) -> impl Iterator<Item = (Post, &Trouble)> {
+    pub(crate) fn troubles(&self) -> impl Iterator<Item = (Post, &ThreadTrouble)> {
         self.failing().filter(|(post, _)| *post != Post::Listener)
     }
 
@@ -299,12 +299,12 @@ impl Threads {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ThreadsState> {
         lock(&self.state)
     }
 
     /// A copy of the current state.
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> ThreadsState {
         let mut state = self.lock();
         state.watch.ask(now());
         let mut state = state.clone();
@@ -349,7 +349,7 @@ impl Threads {
 
     /// Ends the outage when all threads have their database again: also those that have waited for an answer since before
     /// the outage, perhaps on a connection that leads nowhere.
-    fn end_outage(&self, mut state: MutexGuard<'_, State>) {
+    fn end_outage(&self, mut state: MutexGuard<'_, ThreadsState>) {
         let began = state.outage.began;
         let waits = |stay: &Stay| stay.read().is_some_and(|(since, _)| since < began);
         if !state.outage.lasts
@@ -383,7 +383,7 @@ impl Threads {
             Some(Err(before)) => before.since,
             Some(Ok(())) | None => now(),
         };
-        *connection = Some(Err(Trouble {
+        *connection = Some(Err(ThreadTrouble {
             since,
             last: now(),
             error: error.to_string(),
@@ -434,7 +434,7 @@ impl Threads {
     pub(super) fn wait_for_ends(&self, until: Option<Instant>, but: Option<&str>) -> bool {
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let left = until.map_or(Duration::MAX, left);
-        let is_at_work = |state: &mut State| state.is_at_work(but);
+        let is_at_work = |state: &mut ThreadsState| state.is_at_work(but);
         let waited = (self.changed).wait_timeout_while(self.lock(), left, is_at_work);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
@@ -514,7 +514,7 @@ mod tests {
         let trouble = |cause| {
             let error = "gone".to_owned();
             let (since, last) = (1, 1000);
-            Some(Err(Trouble {
+            Some(Err(ThreadTrouble {
                 since,
                 last,
                 error,
@@ -522,7 +522,7 @@ mod tests {
             }))
         };
         let troubles = |now, is_inside: bool| {
-            let mut state = State::default();
+            let mut state = ThreadsState::default();
             state.connections[Post::Janitor as usize] = trouble(Cause::Other);
             state.connections[Post::Settler as usize] = trouble(Cause::TimeOut);
             state.connections[Post::Claimer as usize] =

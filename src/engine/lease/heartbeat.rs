@@ -6,7 +6,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, select};
 
 use super::sql::lease::{LeaseId, Registration};
 use crate::clock::BootTime;
-use crate::engine::host::database::{Answer, Database};
+use crate::engine::host::database::{Database, DatabaseResult};
 use crate::engine::host::shared::Shared;
 use crate::engine::host::sql::connection::Plans;
 use crate::engine::host::threads::Post;
@@ -134,7 +134,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
 
     /// Checks the lease. If that finds that the lease was shortened, because its connection was lost, the next beat renews at
     /// once. Returns the time until the next beat; `None`: the lease has ended.
-    fn look(&mut self, id: LeaseId, asked: BootTime) -> Answer<Option<Duration>> {
+    fn look(&mut self, id: LeaseId, asked: BootTime) -> DatabaseResult<Option<Duration>> {
         let shared = self.shared;
         let Some(seen) = self.db.look(id)? else {
             return Ok(None);
@@ -159,7 +159,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
     }
 
     /// Renews the lease. Returns the time until the next beat; `None`: the lease has ended.
-    fn renew(&mut self, id: LeaseId, asked: BootTime) -> Answer<Option<Duration>> {
+    fn renew(&mut self, id: LeaseId, asked: BootTime) -> DatabaseResult<Option<Duration>> {
         let shared = self.shared;
         let takeover_after = shared.lease.takeover_after().filter(|_| self.is_locked);
         let listener = shared.listener();
@@ -175,7 +175,7 @@ impl<'a, D: Database> Heartbeat<'a, D> {
     }
 
     /// Registers a new lease. Returns the time until the next beat.
-    fn register(&mut self, asked: BootTime) -> Answer<Duration> {
+    fn register(&mut self, asked: BootTime) -> DatabaseResult<Duration> {
         self.is_locked = false;
         self.shared.set_named_listener(None);
         self.quiet_until = asked;

@@ -38,8 +38,8 @@ const PACE: Pace = Pace::new(Duration::ZERO, 100);
 const A_LITTLE: Duration = Duration::from_millis(100);
 
 /// Scans the outbox part by part.
-pub(crate) struct Leases {
-    round: Option<Round>,
+pub(crate) struct LeasesScan {
+    round: Option<ScanRound>,
     next: Instant,
     /// The leases that had not ended at the last check, and for how long their relays may send without a row.
     alive: BTreeMap<i64, Duration>,
@@ -56,14 +56,14 @@ pub(crate) struct Leases {
     clock: Option<(i64, Instant)>,
 }
 
-struct Round {
+struct ScanRound {
     began: Instant,
     after: i64,
     holders: BTreeSet<i64>,
     vanished: BTreeSet<i64>,
 }
 
-impl Leases {
+impl LeasesScan {
     pub(crate) fn new() -> Self {
         Self {
             round: None,
@@ -169,7 +169,7 @@ impl Leases {
             return Ok(());
         }
         let began = Instant::now();
-        let round = self.round.get_or_insert_with(|| Round {
+        let round = self.round.get_or_insert_with(|| ScanRound {
             began,
             after: i64::MIN,
             holders: BTreeSet::new(),
@@ -197,7 +197,7 @@ impl Leases {
     }
 }
 
-impl Round {
+impl ScanRound {
     fn end(&self, shared: &Shared, session: &mut Session) -> Result<(), DatabaseError> {
         // A lease that ended before the scan began claims nothing during the scan.
         let age = AGE.max(self.began.elapsed());

@@ -13,10 +13,10 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 
 /// Topics of which a message that nobody wants was seen lately.
 #[derive(Debug, Default)]
-pub(crate) struct Lately(Mutex<HashMap<String, Seen>>);
+pub(crate) struct Lately(Mutex<HashMap<String, SeenTopics>>);
 
 #[derive(Debug)]
-struct Seen {
+struct SeenTopics {
     last: Instant,
     /// Whether the topic has not been taken yet.
     is_new: bool,
@@ -31,7 +31,7 @@ impl Lately {
             if let Some(one) = seen.get_mut(topic) {
                 one.last = now;
             } else if !is_full {
-                let one = Seen {
+                let one = SeenTopics {
                     last: now,
                     is_new: true,
                 };

@@ -11,9 +11,9 @@ use metrics::Gauge;
 use super::health::{Health, Problem, ProblemKind};
 use crate::engine::claim::sql::claim::Topic;
 use crate::engine::host::shared::{Reload, Shared};
-use crate::engine::host::threads::{MARGIN, Post, State};
+use crate::engine::host::threads::{MARGIN, Post, ThreadsState};
 use crate::engine::plan::to::To;
-use crate::engine::send::bulkhead::{Bulkhead, Serves};
+use crate::engine::send::bulkhead::{Bulkhead, SendsTo};
 use crate::engine::send::calls::Calls;
 use crate::engine::send::gate::{Standing, Trouble};
 use crate::engine::serves::sql::topics::correct_or_declare;
@@ -55,7 +55,7 @@ pub(crate) fn patience(shared: &Shared) -> Duration {
 /// The number of messages of a bulkhead in flight.
 pub(crate) fn in_flight_of(shared: &Shared, bulkhead: &Bulkhead) -> usize {
     match bulkhead.serves {
-        Serves::Members(_) => {
+        SendsTo::Members(_) => {
             let held = shared.custody.of_ways().into_iter();
             let of_members = held.filter(|(to, _)| matches!(to, To::Member(_)));
             of_members.map(|(_, held)| held.in_flight).sum()
@@ -101,7 +101,7 @@ fn add(found: &mut Vec<Problem>, kind: ProblemKind, what: String) {
 }
 
 /// Threads that have ended, or make no progress.
-fn find_of_threads(shared: &Shared, state: &State, found: &mut Vec<Problem>) {
+fn find_of_threads(shared: &Shared, state: &ThreadsState, found: &mut Vec<Problem>) {
     for thread in state.ended() {
         let what = format!(
             "the thread {thread} has ended unexpectedly, and the log has the reason: restart the relay"
@@ -128,7 +128,7 @@ fn find_of_threads(shared: &Shared, state: &State, found: &mut Vec<Problem>) {
             let what = stuck_sending(bulkhead, stuck.len(), senders.len(), *longest);
             add(found, kind, what);
         }
-        if let Serves::Handlers(handlers) = &bulkhead.serves
+        if let SendsTo::Handlers(handlers) = &bulkhead.serves
             && handlers.late() > 0
         {
             let (kind, what) = stuck_handlers(bulkhead, &**handlers);
@@ -152,7 +152,7 @@ fn find_of_threads(shared: &Shared, state: &State, found: &mut Vec<Problem>) {
 }
 
 /// The database, the lease, and what is not known of claims and settles.
-fn find_of_database(shared: &Shared, state: &State, found: &mut Vec<Problem>) {
+fn find_of_database(shared: &Shared, state: &ThreadsState, found: &mut Vec<Problem>) {
     if let Some((kind, what)) = database(state) {
         add(found, kind, what);
     }
@@ -208,7 +208,7 @@ fn find_of_sends(shared: &Shared, found: &mut Vec<Problem>) {
 }
 
 /// Settings, and the listener.
-fn find_of_settings(shared: &Shared, state: &State, found: &mut Vec<Problem>) {
+fn find_of_settings(shared: &Shared, state: &ThreadsState, found: &mut Vec<Problem>) {
     let watch = &state.watch;
     if watch.overdue(watch.deaf, LISTENER_GRACE).is_some() {
         let every = humantime::format_duration(shared.settings.poll_interval);
@@ -275,7 +275,7 @@ fn cannot_send(shared: &Shared, code: ReasonCode) -> Option<String> {
 }
 
 /// The problem with the database or the outbox.
-fn database(state: &State) -> Option<(ProblemKind, String)> {
+fn database(state: &ThreadsState) -> Option<(ProblemKind, String)> {
     let (_, first) = state.troubles().next()?;
     let missing = state.troubles().find_map(|(_, trouble)| trouble.missing());
     if let Some(missing) = missing {

@@ -10,13 +10,13 @@ use crate::engine::claim::sql::page::Free;
 use crate::engine::directory::Roster;
 
 #[derive(Debug)]
-pub(crate) struct Directory<'a> {
+pub(crate) struct PlanDirectory<'a> {
     pub(super) roster: Arc<dyn Roster>,
     /// The names of the bulkheads, by number.
     pub(super) names: Vec<&'a str>,
 }
 
-impl Directory<'_> {
+impl PlanDirectory<'_> {
     /// The tenant of a member, if it has one.
     pub(super) fn tenant(&self, to: To) -> Option<Uuid> {
         match to {

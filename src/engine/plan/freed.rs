@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::search::{EveryOther, Finished, Outcome, Pass, Search, WalkAgain};
+use super::search::{EveryOther, Finished, Search, SearchOutcome, SearchPass, WalkAgain};
 use super::to::To;
 use crate::engine::claim::sql::page::PAGE;
 use crate::engine::claim::sql::search::Ask;
@@ -14,7 +14,7 @@ const MOST: usize = 20 * PAGE;
 /// Keys whose first message may have become free. They are queried by name: with many keys a walk takes long, and would
 /// never end if each freed key began a new one.
 #[derive(Debug, Default)]
-pub(super) struct Freed {
+pub(super) struct FreedKeys {
     /// Keys to query.
     keys: VecDeque<Key>,
     /// Keys whose destination has no room or is closed.
@@ -22,7 +22,7 @@ pub(super) struct Freed {
     turn: EveryOther,
 }
 
-impl Freed {
+impl FreedKeys {
     /// Returns `true` if the keys are too many, and were forgotten.
     pub(super) fn add(&mut self, keys: impl IntoIterator<Item = Key>) -> bool {
         self.keys.extend(keys);
@@ -52,9 +52,9 @@ impl Freed {
     }
 }
 
-impl Search for Freed {
+impl Search for FreedKeys {
     /// Each key appears once: its message must not be claimed twice.
-    fn ask(&mut self, pass: &Pass) -> Option<Ask> {
+    fn ask(&mut self, pass: &SearchPass) -> Option<Ask> {
         if self.keys.is_empty() {
             self.turn = EveryOther::default();
             return None;
@@ -68,10 +68,10 @@ impl Search for Freed {
 
     fn learn(&mut self, finished: Finished) -> Option<WalkAgain> {
         match (finished.ask, finished.outcome) {
-            (Ask::Keys(keys), Outcome::Done(done)) if done.claims.of_keys.is_beaten() => {
+            (Ask::Keys(keys), SearchOutcome::Done(done)) if done.claims.of_keys.is_beaten() => {
                 self.keys.extend(keys);
             }
-            (_, Outcome::Done(done)) => {
+            (_, SearchOutcome::Done(done)) => {
                 for left in done.picked.left {
                     match left.key {
                         Some(key) if left.has_room => self.keys.push_back(key),
@@ -81,7 +81,7 @@ impl Search for Freed {
                 }
             }
             // One of the keys may be the reason, so a walk finds them instead.
-            (_, Outcome::TooSlow | Outcome::Failed) => return Some(WalkAgain::Soon),
+            (_, SearchOutcome::TooSlow | SearchOutcome::Failed) => return Some(WalkAgain::Soon),
         }
         None
     }

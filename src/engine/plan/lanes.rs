@@ -18,7 +18,7 @@ use super::kept_back::KeptBack;
 use super::pace::{Last, Pace};
 use super::to::{Group, To};
 use crate::engine::claim::sql::claim::{Batch, Claimed, Lane, Position, Stream, Topic};
-use crate::engine::claim::sql::streams::Found;
+use crate::engine::claim::sql::streams::FoundStream;
 use crate::engine::send::bulkhead::MOST_LANES;
 
 /// A claim that empties a lane puts the floor this far before the claim began. Messages that were available earlier
@@ -87,8 +87,8 @@ struct LaneState {
 
 /// The result of a query for streams.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
-    pub(super) found: Vec<Found>,
+pub(super) struct SeenStreams {
+    pub(super) found: Vec<FoundStream>,
     /// Whether `found` has every stream with messages. Otherwise it lacks the known streams.
     pub(super) is_all: bool,
     /// How long the query took, if that is too long: dead index entries come before the first live ones, and a sweep
@@ -118,7 +118,12 @@ impl Brought<'_> {
 
 impl LaneState {
     /// A newly found stream. The walk claims the keyed messages that already exist.
-    fn new(Found { stream, first }: Found, to: To, now: Now, slow: Option<Duration>) -> Self {
+    fn new(
+        FoundStream { stream, first }: FoundStream,
+        to: To,
+        now: Now,
+        slow: Option<Duration>,
+    ) -> Self {
         let first = first.available_at;
         let floor = match (stream.is_keyed, slow) {
             (true, _) => now.recently(OVERLAP),
@@ -226,7 +231,12 @@ impl Lanes {
     /// query that skips known streams would read their dead entries and be slow, too.
     ///
     /// Returns `true` if new lanes include topics that this relay does not serve.
-    pub(super) fn take_over(&mut self, seen: Seen, way: impl Fn(&Topic) -> To, now: Now) -> bool {
+    pub(super) fn take_over(
+        &mut self,
+        seen: SeenStreams,
+        way: impl Fn(&Topic) -> To,
+        now: Now,
+    ) -> bool {
         // Two lanes of one stream would claim its messages twice. The first message of a stream counts.
         let found = seen.found.into_iter().rev();
         let mut found: BTreeMap<Stream, Position> =
@@ -249,7 +259,7 @@ impl Lanes {
         let before = self.lanes.len();
         self.lanes.extend(found.into_iter().map(|(stream, first)| {
             let to = way(&stream.topic);
-            LaneState::new(Found { stream, first }, to, now, seen.slow)
+            LaneState::new(FoundStream { stream, first }, to, now, seen.slow)
         }));
         (self.lanes[before..].iter()).any(|lane| lane.to == To::Nowhere)
     }
@@ -281,7 +291,7 @@ impl Lanes {
     }
 
     /// Whether the floor of the message's lane has passed this position.
-    pub(super) fn has_passed(&self, place: &Found) -> bool {
+    pub(super) fn has_passed(&self, place: &FoundStream) -> bool {
         let lane = (self.lanes.iter()).find(|lane| lane.stream == place.stream);
         lane.is_some_and(|lane| lane.floor > place.first)
     }
@@ -370,7 +380,7 @@ impl Lanes {
                 is_keyed: false,
             };
             let first = Position::of_time(topics[topic]);
-            LaneState::new(Found { stream, first }, way(topic), looked, None)
+            LaneState::new(FoundStream { stream, first }, way(topic), looked, None)
         }));
     }
 
@@ -487,8 +497,8 @@ impl Lanes {
 
     /// Learns from a claim which lanes have more messages, and where their next claims start.
     pub(super) fn learn(&mut self, asked: &[Lane], brought: &Brought<'_>, now: Now) {
-        type Found = (usize, Option<Position>);
-        let mut found: HashMap<(&str, &str), Found> = HashMap::new();
+        type FoundAt = (usize, Option<Position>);
+        let mut found: HashMap<(&str, &str), FoundAt> = HashMap::new();
         let is_plain = |one: &&Claimed| one.message.ordering_key.is_none();
         for one in brought.batch.claimed.iter().filter(is_plain) {
             let message = &one.message;

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::pace::{Last, Pace};
-use super::search::{Finished, Outcome, Pass, Search, WalkAgain};
+use super::search::{Finished, Search, SearchOutcome, SearchPass, WalkAgain};
 use crate::engine::claim::sql::claim::Position;
 use crate::engine::claim::sql::late::LookForLate;
-use crate::engine::claim::sql::page::{Moment, Place, Writers};
+use crate::engine::claim::sql::page::{Moment, SearchPlace, Writers};
 use crate::engine::claim::sql::search::Ask;
 
 /// A round begins no sooner than this after the last one.
@@ -122,7 +122,7 @@ impl Late {
 }
 
 impl Search for Late {
-    fn ask(&mut self, pass: &Pass) -> Option<Ask> {
+    fn ask(&mut self, pass: &SearchPass) -> Option<Ask> {
         let is_due = self.due_at().is_none_or(|at| pass.now >= at);
         let place = self.in_flight.map(|(place, _)| place);
         let look = LookForLate {
@@ -136,25 +136,25 @@ impl Search for Late {
     fn learn(&mut self, finished: Finished) -> Option<WalkAgain> {
         let last = finished.last;
         match finished.outcome {
-            Outcome::Done(done) => {
+            SearchOutcome::Done(done) => {
                 let Moment { newest, writers } = done.page.moment?;
                 newest.into_iter().for_each(|newest| self.saw(newest));
                 let upto = match done.page.next {
-                    Some(Place::After(sequence)) => Some(sequence),
+                    Some(SearchPlace::After(sequence)) => Some(sequence),
                     _ => None,
                 };
                 // Sweeps find the messages without a key.
                 let is_first = self.read(last, upto, writers);
                 return is_first.then_some(WalkAgain::Now);
             }
-            Outcome::TooSlow => self.was_too_slow(last),
-            Outcome::Failed => {}
+            SearchOutcome::TooSlow => self.was_too_slow(last),
+            SearchOutcome::Failed => {}
         }
         None
     }
 
     /// At once, unless a round that began since then has ended.
-    fn again_at(&self, pass: &Pass) -> Option<Instant> {
+    fn again_at(&self, pass: &SearchPass) -> Option<Instant> {
         let is_done = self.in_flight.is_none() && self.began >= Some(pass.since);
         self.due_at()
             .filter(|_| !is_done && self.is_of_use(pass.passed))
@@ -184,11 +184,11 @@ mod tests {
         }
     }
 
-    fn pass(now: Instant, since: Instant, passed: Option<Position>) -> Pass {
-        Pass {
+    fn pass(now: Instant, since: Instant, passed: Option<Position>) -> SearchPass {
+        SearchPass {
             since,
             passed,
-            ..Pass::at(now)
+            ..SearchPass::at(now)
         }
     }
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use super::pace::{Last, Pace};
 use super::ranges::Ranges;
 use super::rounds::{Round, Rounds};
-use super::search::{EveryOther, Finished, Outcome, Pass, Search, WalkAgain};
-use crate::engine::claim::sql::page::Place;
+use super::search::{EveryOther, Finished, Search, SearchOutcome, SearchPass, WalkAgain};
+use crate::engine::claim::sql::page::SearchPlace;
 use crate::engine::claim::sql::search::Ask;
 use crate::sql::range::Range;
 
@@ -77,7 +77,7 @@ impl Patrol {
 }
 
 impl Search for Patrol {
-    fn ask(&mut self, pass: &Pass) -> Option<Ask> {
+    fn ask(&mut self, pass: &SearchPass) -> Option<Ask> {
         if self.next_at(pass.now).is_some_and(|at| pass.now >= at) {
             self.rounds.begin(pass.now);
         }
@@ -91,27 +91,27 @@ impl Search for Patrol {
             return None;
         };
         match finished.outcome {
-            Outcome::Done(done) => {
+            SearchOutcome::Done(done) => {
                 let upto = match done.page.next {
-                    Some(Place::After(sequence)) => sequence,
+                    Some(SearchPlace::After(sequence)) => sequence,
                     _ => range.upto,
                 };
                 let has_left = done.picked.left.iter().any(|one| one.is_open);
                 let has_left = has_left || done.claims.is_cut || done.claims.of_keys.is_beaten();
                 self.read(now, upto, took, has_left);
             }
-            Outcome::TooSlow => self.was_too_wide(now, range, took),
-            Outcome::Failed => {}
+            SearchOutcome::TooSlow => self.was_too_wide(now, range, took),
+            SearchOutcome::Failed => {}
         }
         None
     }
 
-    fn again_at(&self, pass: &Pass) -> Option<Instant> {
+    fn again_at(&self, pass: &SearchPass) -> Option<Instant> {
         self.next_at(pass.now)
     }
 
     /// Also if no round is wanted.
-    fn is_done(&self, pass: &Pass) -> bool {
+    fn is_done(&self, pass: &SearchPass) -> bool {
         !self.is_wanted(pass.now) || self.rounds.is_done_since(pass.since)
     }
 }
@@ -121,9 +121,9 @@ mod tests {
     use super::*;
 
     fn next(patrol: &mut Patrol, now: Instant, is_idle: bool) -> Option<Range> {
-        let pass = Pass {
+        let pass = SearchPass {
             is_idle,
-            ..Pass::at(now)
+            ..SearchPass::at(now)
         };
         match patrol.ask(&pass)? {
             Ask::Range(range) => Some(range),
@@ -135,9 +135,9 @@ mod tests {
     fn rounds_are_made_while_they_are_wanted_and_say_what_they_have_seen() {
         let mut patrol = Patrol::default();
         let now = Instant::now();
-        assert!(next(&mut patrol, now, true).is_none() && patrol.is_done(&Pass::at(now)));
+        assert!(next(&mut patrol, now, true).is_none() && patrol.is_done(&SearchPass::at(now)));
         patrol.want(now);
-        assert!(!patrol.is_done(&Pass::at(now)));
+        assert!(!patrol.is_done(&SearchPass::at(now)));
         let mut after = i64::MIN;
         // Every other time, alternating with claims.
         while let Some(range) = next(&mut patrol, now, false) {
@@ -146,10 +146,10 @@ mod tests {
             after = range.upto;
             patrol.read(now, range.upto, Duration::ZERO, false);
         }
-        assert!(patrol.is_done(&Pass::at(now)), "up to {after}");
+        assert!(patrol.is_done(&SearchPass::at(now)), "up to {after}");
         assert_eq!(patrol.next_at(now), Some(now + INTERVAL));
         let later = now + Duration::from_millis(1);
-        assert!(!patrol.is_done(&Pass::at(later)));
+        assert!(!patrol.is_done(&SearchPass::at(later)));
         let forgotten = now + MEMORY;
         assert!(
             next(&mut patrol, forgotten, true).is_none(),
@@ -171,6 +171,6 @@ mod tests {
             }
         }
         assert!((20..100).contains(&tries), "{tries}");
-        assert!(!patrol.is_done(&Pass::at(now)));
+        assert!(!patrol.is_done(&SearchPass::at(now)));
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::Planner;
 use super::contention::OfKeys;
-use super::lanes::Seen;
+use super::lanes::SeenStreams;
 use super::to::To;
 use super::view::View;
 use crate::engine::claim::sql::page::{Free, Page};
@@ -98,7 +98,7 @@ impl Planner<'_> {
 
     /// The streams of messages that were found by their sequences may be unknown if queries for streams time out.
     fn learn_streams(&mut self, now: Instant, page: &Page) {
-        let seen = Seen {
+        let seen = SeenStreams {
             found: page.found.iter().map(Free::found).collect(),
             is_all: false,
             slow: Some(self.timing.moment),

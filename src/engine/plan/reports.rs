@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use super::contention::OfKeys;
 use super::database_clock::Now;
-use super::lanes::{Brought, Seen};
-use super::search::{Finished, Outcome, WalkAgain};
+use super::lanes::{Brought, SeenStreams};
+use super::search::{Finished, SearchOutcome, WalkAgain};
 use super::surveys::{Looks, Streams, Survey, Surveyed};
 use super::to::To;
-use super::{Awaited, Planner, Stage};
+use super::{Awaited, Planner, RoundStage};
 use crate::engine::claim::doubt::AtWork;
 use crate::engine::claim::sql::claim::{Lane, Topic};
 use crate::engine::claim::sql::page::Free;
@@ -91,12 +91,12 @@ impl Planner<'_> {
 
     /// A step has failed. The next connection may be to another server, so a new survey is due.
     pub(crate) fn failed(&mut self) {
-        if self.stage == Stage::Claim {
+        if self.stage == RoundStage::Claim {
             // The result of a survey is lost: the next one queries all streams, however long that takes.
             self.surveys.looks = Looks::default();
         }
         self.surveys.want();
-        self.stage = Stage::Undo;
+        self.stage = RoundStage::Undo;
     }
 
     /// Takes in what other threads report, and what the claimer learns beside its steps.
@@ -184,7 +184,7 @@ impl Planner<'_> {
         has_new_nowhere
     }
 
-    pub(super) fn take_over(&mut self, seen: Seen, now: Instant) -> bool {
+    pub(super) fn take_over(&mut self, seen: SeenStreams, now: Instant) -> bool {
         let (now, roster) = (self.now(now), &self.directory.roster);
         (self.lanes).take_over(seen, |topic| roster.way(topic), now)
     }
@@ -247,17 +247,17 @@ impl Planner<'_> {
     pub(crate) fn searched(&mut self, mut finished: Finished) {
         let now = finished.last.ended;
         match &finished.outcome {
-            Outcome::Done(done) => {
+            SearchOutcome::Done(done) => {
                 self.count(now, done.claims.claimed.len(), done.claims.of_keys);
                 self.searches.free(done.left_out());
             }
-            Outcome::TooSlow => self.searches.patrol.want(now),
-            Outcome::Failed => {}
+            SearchOutcome::TooSlow => self.searches.patrol.want(now),
+            SearchOutcome::Failed => {}
         }
         if matches!(finished.ask, Ask::Late(_)) {
             // The query of late messages cannot have taken longer: this process stood still.
             finished.last.took = finished.last.took.min(self.timing.moment);
-            if let Outcome::Done(done) = &finished.outcome {
+            if let SearchOutcome::Done(done) = &finished.outcome {
                 // Those that claims have passed are found again in their lanes or by their keys.
                 let found = done.page.found.iter();
                 let passed = found.filter(|one| self.lanes.has_passed(&one.found()));

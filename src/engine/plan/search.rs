@@ -16,7 +16,7 @@ use crate::engine::keys::sql::ordered::Key;
 
 /// What the searches see when the planner asks them.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pass {
+pub(super) struct SearchPass {
     pub(super) now: Instant,
     /// When the look began.
     pub(super) since: Instant,
@@ -36,13 +36,13 @@ pub(super) struct Pass {
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) ask: Ask,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: SearchOutcome,
     pub(crate) last: Last,
 }
 
 #[derive(Debug)]
-pub(crate) enum Outcome {
-    Done(Box<Found>),
+pub(crate) enum SearchOutcome {
+    Done(Box<FoundMessages>),
     /// A statement took too long and was cancelled.
     TooSlow,
     Failed,
@@ -50,13 +50,13 @@ pub(crate) enum Outcome {
 
 /// The messages that a query has found, and those of them that were claimed.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct FoundMessages {
     pub(crate) page: Page,
     pub(crate) picked: Picked,
     pub(crate) claims: Claims,
 }
 
-impl Found {
+impl FoundMessages {
     /// The keys of picked messages that their claim has left out because of its size.
     pub(super) fn left_out(&self) -> Vec<Key> {
         if !self.claims.is_cut {
@@ -83,18 +83,18 @@ pub(super) enum WalkAgain {
 /// The questions that every search answers.
 pub(super) trait Search {
     /// What to ask the database now, if the search is due.
-    fn ask(&mut self, pass: &Pass) -> Option<Ask>;
+    fn ask(&mut self, pass: &SearchPass) -> Option<Ask>;
 
     /// Learns the outcome. Returns whether another walk is needed.
     fn learn(&mut self, finished: Finished) -> Option<WalkAgain>;
 
     /// When the search is due again, although no notification announces what it finds. `None`: with the next look.
-    fn again_at(&self, _: &Pass) -> Option<Instant> {
+    fn again_at(&self, _: &SearchPass) -> Option<Instant> {
         None
     }
 
     /// Whether the search has left nothing since the look began. Searches whose messages are not waited for never have.
-    fn is_done(&self, _: &Pass) -> bool {
+    fn is_done(&self, _: &SearchPass) -> bool {
         true
     }
 }

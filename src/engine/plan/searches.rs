@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::search::{Finished, Pass, Search, WalkAgain};
+use super::search::{Finished, Search, SearchPass, WalkAgain};
 use crate::engine::claim::sql::search::Ask;
 use crate::engine::keys::sql::ordered::Key;
 
@@ -16,7 +16,7 @@ macro_rules! searches {
 
         impl Searches {
             /// The query of the first search that is due.
-            pub(super) fn ask(&mut self, pass: &Pass) -> Option<Ask> {
+            pub(super) fn ask(&mut self, pass: &SearchPass) -> Option<Ask> {
                 None$(.or_else(|| self.$name.ask(pass)))+
             }
 
@@ -28,12 +28,12 @@ macro_rules! searches {
             }
 
             /// When the first search is due again.
-            pub(super) fn again_at(&self, pass: &Pass) -> Option<Instant> {
+            pub(super) fn again_at(&self, pass: &SearchPass) -> Option<Instant> {
                 [$(self.$name.again_at(pass)),+].into_iter().flatten().min()
             }
 
             /// Whether no search has left anything since the look began.
-            pub(super) fn is_done(&self, pass: &Pass) -> bool {
+            pub(super) fn is_done(&self, pass: &SearchPass) -> bool {
                 $(self.$name.is_done(pass))&&+
             }
         }
@@ -41,9 +41,9 @@ macro_rules! searches {
 }
 
 searches! {
-    unserved::Unserved: Expired,
+    unserved::UnservedSearch: Expired,
     late::Late: Late,
-    freed::Freed: Keys,
+    freed::FreedKeys: Keys,
     patrol::Patrol: Range,
     walk::Walk: Walk,
 }

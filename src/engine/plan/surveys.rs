@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::lanes::Seen;
+use super::lanes::SeenStreams;
 use super::pace::{Last, Pace};
 use crate::engine::claim::sql::claim::Stream;
 use crate::engine::claim::sql::glance::Marks;
-use crate::engine::claim::sql::streams::Found;
+use crate::engine::claim::sql::streams::FoundStream;
 use crate::engine::send::sql::pause::Paused;
 use crate::sql::brief::Tried;
 
@@ -28,7 +28,7 @@ pub(super) const REST_AFTER_NEWS: u32 = 10;
 /// News since the last survey: there may be new messages. If a survey was made a moment ago, the known lanes are asked
 /// first, so that under load surveys do not delay claims.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum News {
+enum SurveyNews {
     #[default]
     None,
     Heard,
@@ -46,7 +46,7 @@ pub(super) struct Surveys {
     /// The time until the next survey: without news, and with news.
     interval: Duration,
     news_interval: Duration,
-    news: News,
+    news: SurveyNews,
     /// When a survey must read the members, which the last survey has left out.
     pub(super) rows_owed: Option<Instant>,
     /// The server that answered the last survey.
@@ -61,13 +61,13 @@ impl Surveys {
 
     /// There may be new messages.
     pub(super) fn hear(&mut self) {
-        self.news = News::Heard;
+        self.news = SurveyNews::Heard;
     }
 
     /// `is_asked`: a caller asks whether nothing is left.
     pub(super) fn is_due(&self, now: Instant, is_asked: bool) -> bool {
         let interval = match self.news {
-            News::None => self.interval,
+            SurveyNews::None => self.interval,
             _ if is_asked => Duration::ZERO,
             _ => self.news_interval,
         };
@@ -77,21 +77,21 @@ impl Surveys {
 
     /// Whether the known lanes must be asked again, because of news.
     pub(super) fn take_news(&mut self) -> bool {
-        let is_new = self.news == News::Heard;
+        let is_new = self.news == SurveyNews::Heard;
         if is_new {
-            self.news = News::Looked;
+            self.news = SurveyNews::Looked;
         }
         is_new
     }
 
     /// Whether there is something to find out before a wait.
     pub(super) fn is_wanted(&self) -> bool {
-        self.made.is_none() || self.news == News::Heard
+        self.made.is_none() || self.news == SurveyNews::Heard
     }
 
     /// When the survey is made that news, members or a query that was left out have made due.
     pub(super) fn owed_at(&self) -> Option<Instant> {
-        let news = self.made.filter(|_| self.news != News::None);
+        let news = self.made.filter(|_| self.news != SurveyNews::None);
         let news = news.map(|at| at + self.news_interval);
         let owed = self.rows_owed.into_iter().chain(self.looks.owed_at());
         owed.chain(news).min()
@@ -99,9 +99,9 @@ impl Surveys {
 
     /// A survey is made. Returns whether it was wanted, apart from the time.
     pub(super) fn end(&mut self, began: Instant, now: Instant, poll_interval: Duration) -> bool {
-        let was_wanted = self.made.is_none() || self.news != News::None;
+        let was_wanted = self.made.is_none() || self.news != SurveyNews::None;
         self.made = Some(now);
-        self.news = News::None;
+        self.news = SurveyNews::None;
         let took = now.saturating_duration_since(began);
         let poll = poll_interval.clamp(SHORTEST_INTERVAL, INTERVAL);
         self.interval = poll.max(REST * took).min(INTERVAL);
@@ -115,7 +115,7 @@ impl Surveys {
 pub(crate) struct Survey {
     pub(crate) streams: Streams,
     /// The look that the survey begins.
-    pub(super) look: Look,
+    pub(super) look: SurveyLook,
 }
 
 /// Which streams a survey queries.
@@ -132,7 +132,7 @@ pub(crate) enum Streams {
 #[derive(Debug)]
 pub(crate) struct Surveyed {
     /// `None`: the query for streams took too long.
-    pub(crate) streams: Option<Vec<Found>>,
+    pub(crate) streams: Option<Vec<FoundStream>>,
     /// How long the query for streams took.
     pub(crate) took: Duration,
     /// Leases that expire soon, unless their relays reconnect.
@@ -154,7 +154,7 @@ pub(crate) struct Surveyed {
 
 /// A pass over all lanes, which may take several claims.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Look {
+pub(super) struct SurveyLook {
     /// The last question asked before the survey.
     pub(super) question: u64,
     pub(super) began: Instant,
@@ -162,7 +162,7 @@ pub(super) struct Look {
     pub(super) found_nothing: bool,
 }
 
-impl Look {
+impl SurveyLook {
     /// A look that begins now.
     pub(super) fn new(now: Instant, question: u64, nothing_in_flight: bool) -> Self {
         Self {
@@ -211,9 +211,9 @@ impl Looks {
         &mut self,
         now: Instant,
         looked: &Streams,
-        found: Option<Vec<Found>>,
+        found: Option<Vec<FoundStream>>,
         took: Duration,
-    ) -> Seen {
+    ) -> SeenStreams {
         let last = Last { ended: now, took };
         match looked {
             Streams::All => self.for_all = Some(last),
@@ -221,7 +221,7 @@ impl Looks {
             Streams::Behind(_) => {}
         }
         let is_slow = took >= SLOW || found.is_none() || matches!(looked, Streams::Behind(_));
-        Seen {
+        SeenStreams {
             is_all: *looked == Streams::All && found.is_some(),
             slow: is_slow.then_some(took),
             found: found.unwrap_or_default(),

@@ -10,9 +10,11 @@ use super::*;
 use crate::config::{Config, Destination, Route};
 use crate::engine::claim::custody::InCustody;
 use crate::engine::claim::doubt::{AtWork, RanBy};
-use crate::engine::claim::sql::claim::{Batch, Claimed, Known, Position, Stream, TakenOver, Topic};
+use crate::engine::claim::sql::claim::{
+    Batch, Claimed, KnownDelivery, Position, Stream, TakenOver, Topic,
+};
 use crate::engine::claim::sql::page::{Free, Moment, Page, Writers};
-use crate::engine::claim::sql::streams::Found;
+use crate::engine::claim::sql::streams::FoundStream;
 use crate::engine::keys::sql::ordered::Key;
 use crate::engine::serves::configured::Configured;
 use crate::engine::serves::routes::Routes;
@@ -44,7 +46,7 @@ fn timing() -> Timing {
     }
 }
 
-impl Pass {
+impl SearchPass {
     /// An idle pass of a look that begins now.
     pub(super) fn at(now: Instant) -> Self {
         Self {
@@ -109,8 +111,8 @@ fn key(name: &str) -> Key {
     }
 }
 
-fn found(streams: &[Stream]) -> Option<Vec<Found>> {
-    let found = |stream: &Stream| Found {
+fn found(streams: &[Stream]) -> Option<Vec<FoundStream>> {
+    let found = |stream: &Stream| FoundStream {
         stream: stream.clone(),
         first: Position::START,
     };
@@ -146,7 +148,7 @@ pub(crate) fn claimed(sequence: i64, topic: &str, ordering_key: Option<&str>) ->
             available_at: 0,
             sequence,
         },
-        known: Known::No,
+        known: KnownDelivery::No,
         taken_over: TakenOver::No,
     }
 }
@@ -225,7 +227,7 @@ impl<'a> Ground<'a> {
     fn with(roster: &Arc<dyn Roster>, streams: &[Stream]) -> Self {
         let mut ground = Self::new(roster);
         ground.survey(streams);
-        ground.planner.stage = Stage::Undo;
+        ground.planner.stage = RoundStage::Undo;
         ground
     }
 
@@ -234,7 +236,7 @@ impl<'a> Ground<'a> {
         match self.planner.next(self.now, &self.view) {
             Step::Search(ask @ Ask::Late(_)) => {
                 self.found_late(ask, &[], Duration::from_millis(1));
-                self.planner.stage = Stage::Claim;
+                self.planner.stage = RoundStage::Claim;
                 self.next()
             }
             step => step,
@@ -251,7 +253,7 @@ impl<'a> Ground<'a> {
 
     /// Begins a round with a survey.
     fn begin_survey(&mut self) -> Survey {
-        self.planner.stage = Stage::Undo;
+        self.planner.stage = RoundStage::Undo;
         match self.step() {
             Step::Survey(survey) => survey,
             other => panic!("{other:?}"),
@@ -297,7 +299,7 @@ impl<'a> Ground<'a> {
     fn found(&mut self, ask: Ask, page: Page, claims: Claims) -> Vec<i64> {
         let picked = self.planner.pick(self.now, &ask, &page, &self.view);
         let sequences = picked.keyed.iter().map(|one| one.sequence).collect();
-        let outcome = Outcome::Done(Box::new(super::Found {
+        let outcome = SearchOutcome::Done(Box::new(super::FoundMessages {
             page,
             picked,
             claims,
@@ -317,7 +319,7 @@ impl<'a> Ground<'a> {
     fn found_late(&mut self, ask: Ask, free: &[Free], took: Duration) {
         let page = late(free);
         let picked = self.planner.pick(self.now, &ask, &page, &self.view);
-        let outcome = Outcome::Done(Box::new(super::Found {
+        let outcome = SearchOutcome::Done(Box::new(super::FoundMessages {
             page,
             picked,
             claims: Claims::default(),
@@ -630,7 +632,7 @@ fn a_question_waits_while_the_lease_may_have_expired() {
     ground.survey(&[stream("a", false)]);
     // Another lease, during the look.
     ground.view.lease = Some(LeaseId(8));
-    ground.planner.stage = Stage::Survey;
+    ground.planner.stage = RoundStage::Survey;
     assert!(
         matches!(ground.step(), Step::Survey(_)),
         "a new look begins"
@@ -753,7 +755,7 @@ impl Ground<'_> {
             if is_last {
                 return part;
             }
-            self.planner.stage = Stage::Undo;
+            self.planner.stage = RoundStage::Undo;
         }
     }
 }
@@ -805,7 +807,7 @@ fn an_undo_begins_at_once_and_claims_continue_meanwhile() {
         if part.upto < i64::MAX {
             assert!(matches!(ground.step(), Step::Claim { .. }));
         } else {
-            ground.planner.stage = Stage::Undo;
+            ground.planner.stage = RoundStage::Undo;
         }
     };
     assert!(released.is_some_and(|count| count > 3));
@@ -832,37 +834,37 @@ fn an_undo_is_repeated_while_something_may_be_left() {
         look,
         "the process is not asked for again at once"
     );
-    ground.planner.stage = Stage::Undo;
+    ground.planner.stage = RoundStage::Undo;
     ground.now += Duration::from_millis(50);
     assert_eq!(ground.step(), look);
     // A process that exists for long has lost its client: what it has committed is released.
     ground.now += Duration::from_secs(3);
     ground.planner.looked(ground.now, AtWork::Yes, i64::MAX);
-    ground.planner.stage = Stage::Undo;
+    ground.planner.stage = RoundStage::Undo;
     ground.undo_all(released(2));
-    ground.planner.stage = Stage::Undo;
+    ground.planner.stage = RoundStage::Undo;
     assert!(!matches!(ground.step(), Step::Undo(_)), "the undo rests");
     ground.now += Duration::from_secs(1);
-    ground.planner.stage = Stage::Undo;
+    ground.planner.stage = RoundStage::Undo;
     assert_eq!(ground.step(), look);
     ground.planner.looked(ground.now, AtWork::No, i64::MAX);
-    ground.planner.stage = Stage::Undo;
+    ground.planner.stage = RoundStage::Undo;
     let locked = Some(Released {
         messages: 0,
         are_some_locked: true,
     });
     let last = ground.undo_all(locked);
     for _ in 0..20 {
-        ground.planner.stage = Stage::Undo;
+        ground.planner.stage = RoundStage::Undo;
         assert!(!matches!(ground.step(), Step::Undo(_)), "the undo rests");
         ground.now += Duration::from_secs(10);
-        ground.planner.stage = Stage::Undo;
+        ground.planner.stage = RoundStage::Undo;
         assert_eq!(ground.undo_all(locked), last);
     }
     ground.now += Duration::from_secs(10);
-    ground.planner.stage = Stage::Undo;
+    ground.planner.stage = RoundStage::Undo;
     ground.undo_all(released(1));
-    ground.planner.stage = Stage::Undo;
+    ground.planner.stage = RoundStage::Undo;
     let released = Some(3);
     assert_eq!(ground.step(), Step::Undo(Undo::End { doubt, released }));
 }
@@ -876,7 +878,7 @@ fn locked_messages_are_released_soon_although_the_pass_took_long() {
     ground.view.custody.doubt = Some(doubt(1));
     assert!(matches!(ground.step(), Step::Undo(Undo::Look(_))));
     ground.planner.looked(ground.now, AtWork::No, i64::MAX);
-    ground.planner.stage = Stage::Undo;
+    ground.planner.stage = RoundStage::Undo;
     let took = Duration::from_millis(4);
     let last = loop {
         let part = ground.part();
@@ -887,7 +889,7 @@ fn locked_messages_are_released_soon_although_the_pass_took_long() {
         });
         ground.now += Duration::from_secs(1);
         ground.planner.undone(ground.now, part, released, took);
-        ground.planner.stage = Stage::Undo;
+        ground.planner.stage = RoundStage::Undo;
         if part.upto == i64::MAX {
             break part;
         }
@@ -897,7 +899,7 @@ fn locked_messages_are_released_soon_although_the_pass_took_long() {
     let again = ground.part();
     assert!(again.has(1), "{again:?}");
     ground.planner.undone(ground.now, again, released(1), took);
-    ground.planner.stage = Stage::Undo;
+    ground.planner.stage = RoundStage::Undo;
     assert!(matches!(ground.step(), Step::Undo(Undo::End { .. })));
 }
 
@@ -923,16 +925,16 @@ fn an_undo_restarts_when_another_answer_is_lost() {
     ground.view.custody.doubt = Some(doubt(1));
     assert!(matches!(ground.step(), Step::Undo(Undo::Look(_))));
     ground.planner.looked(ground.now, AtWork::No, i64::MAX);
-    ground.planner.stage = Stage::Undo;
+    ground.planner.stage = RoundStage::Undo;
     let part = ground.part();
     let (now, took) = (ground.now, Duration::ZERO);
     ground.planner.undone(now, part, released(0), took);
     let another = doubt(2);
     ground.view.custody.doubt = Some(another.clone());
-    ground.planner.stage = Stage::Undo;
+    ground.planner.stage = RoundStage::Undo;
     assert_eq!(ground.step(), Step::Undo(Undo::Look(another)));
     ground.planner.looked(ground.now, AtWork::No, i64::MAX);
-    ground.planner.stage = Stage::Undo;
+    ground.planner.stage = RoundStage::Undo;
     assert_eq!(ground.part(), part);
 }
 
@@ -1129,7 +1131,7 @@ fn freed_keys_wait_for_their_destination_to_open_and_walks_for_topics_that_are_r
     ground.found(ask, Page::default(), Claims::default());
     assert_eq!(ground.wait().what, Awaited::Work);
     let asks_for_walk = |ground: &mut Ground<'_>| {
-        let pass = Pass {
+        let pass = SearchPass {
             is_idle: false,
             ..ground.planner.pass(ground.now, &ground.view, true)
         };

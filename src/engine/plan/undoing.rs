@@ -31,13 +31,13 @@ pub(super) struct Undoing {
     /// When the next step is due.
     pub(super) at: Instant,
     pause: Duration,
-    stage: Stage,
+    stage: UndoingStage,
     /// The number of released messages.
     count: usize,
 }
 
 #[derive(Debug)]
-enum Stage {
+enum UndoingStage {
     /// It is not known whether the claim may still be running.
     Look,
     Pass(Passing),
@@ -91,7 +91,7 @@ impl Undoing {
             doubt,
             at: now,
             pause: FIRST_PAUSE,
-            stage: Stage::Look,
+            stage: UndoingStage::Look,
             count: before.map_or(0, |before| before.count),
         }
     }
@@ -103,9 +103,9 @@ impl Undoing {
         }
         let (doubt, released) = (self.doubt.clone(), Some(self.count));
         Some(match &self.stage {
-            Stage::Look => Undo::Look(doubt),
-            Stage::Pass(pass) => Undo::Part(pass.ranges.next()?),
-            Stage::Done => Undo::End { doubt, released },
+            UndoingStage::Look => Undo::Look(doubt),
+            UndoingStage::Pass(pass) => Undo::Part(pass.ranges.next()?),
+            UndoingStage::Done => Undo::End { doubt, released },
         })
     }
 
@@ -113,8 +113,8 @@ impl Undoing {
     pub(super) fn looked(&mut self, now: Instant, at_work: AtWork, newest: i64) {
         let lasts = now.saturating_duration_since(self.doubt.last);
         self.stage = match at_work == AtWork::Yes && lasts < NOTICED {
-            true => self.later(now, Duration::ZERO, Stage::Look),
-            false => Stage::Pass(Passing::new(Ranges::until(newest), at_work != AtWork::No)),
+            true => self.later(now, Duration::ZERO, UndoingStage::Look),
+            false => UndoingStage::Pass(Passing::new(Ranges::until(newest), at_work != AtWork::No)),
         };
     }
 
@@ -132,7 +132,7 @@ impl Undoing {
         released: Option<Released>,
         took: Duration,
     ) -> bool {
-        let Stage::Pass(pass) = &mut self.stage else {
+        let UndoingStage::Pass(pass) = &mut self.stage else {
             return false;
         };
         let Some(released) = released else {
@@ -145,18 +145,18 @@ impl Undoing {
         }
         let (took, left) = (pass.took, std::mem::take(&mut pass.left));
         self.stage = match (pass.may_run, left.is_empty()) {
-            (true, _) => self.later(now, took, Stage::Look),
-            (false, true) => Stage::Done,
+            (true, _) => self.later(now, took, UndoingStage::Look),
+            (false, true) => UndoingStage::Done,
             (false, false) => {
                 let again = Passing::new(Ranges::again(left), false);
-                self.later(now, took, Stage::Pass(again))
+                self.later(now, took, UndoingStage::Pass(again))
             }
         };
         true
     }
 
     /// A stage that begins later. The statements that it repeats took this long.
-    fn later(&mut self, now: Instant, took: Duration, stage: Stage) -> Stage {
+    fn later(&mut self, now: Instant, took: Duration, stage: UndoingStage) -> UndoingStage {
         let last = Last { ended: now, took };
         self.at = Pace::of_search(self.pause).next(last);
         self.pause = (2 * self.pause).min(LONGEST_PAUSE);

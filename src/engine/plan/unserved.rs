@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::pace::Pace;
-use super::search::{Finished, Outcome, Pass, Search, WalkAgain};
+use super::search::{Finished, Search, SearchOutcome, SearchPass, WalkAgain};
 use crate::engine::claim::sql::claim::{Position, Stream, Topic};
-use crate::engine::claim::sql::page::Place;
+use crate::engine::claim::sql::page::SearchPlace;
 use crate::engine::claim::sql::search::Ask;
 
 /// The time between rounds.
@@ -14,7 +14,7 @@ const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Rounds over the streams that no relay serves, a page at a time.
 #[derive(Debug, Default)]
-pub(super) struct Unserved {
+pub(super) struct UnservedSearch {
     /// The topics of the next round.
     pub(super) topics: Vec<Topic>,
     /// The streams left in this round, and the position in the first of them, if it was read in part.
@@ -24,11 +24,11 @@ pub(super) struct Unserved {
     next: Option<Instant>,
 }
 
-impl Unserved {
+impl UnservedSearch {
     /// The messages of the first stream were read up to this place; `None`: to the end.
-    fn read(&mut self, place: Option<Place>) {
+    fn read(&mut self, place: Option<SearchPlace>) {
         self.after = match place {
-            Some(Place::Behind(position)) => Some(position),
+            Some(SearchPlace::Behind(position)) => Some(position),
             _ => None,
         };
         if self.after.is_none() {
@@ -37,8 +37,8 @@ impl Unserved {
     }
 }
 
-impl Search for Unserved {
-    fn ask(&mut self, pass: &Pass) -> Option<Ask> {
+impl Search for UnservedSearch {
+    fn ask(&mut self, pass: &SearchPass) -> Option<Ask> {
         if pass.is_limited || self.next.is_some_and(|next| pass.now < next) {
             return None;
         }
@@ -59,9 +59,9 @@ impl Search for Unserved {
         let last = finished.last;
         match finished.outcome {
             // The rest is behind the same position.
-            Outcome::Done(done) if done.claims.of_keys.is_beaten() || done.claims.is_cut => {}
-            Outcome::Done(done) => self.read(done.page.next),
-            Outcome::TooSlow | Outcome::Failed => {}
+            SearchOutcome::Done(done) if done.claims.of_keys.is_beaten() || done.claims.is_cut => {}
+            SearchOutcome::Done(done) => self.read(done.page.next),
+            SearchOutcome::TooSlow | SearchOutcome::Failed => {}
         }
         let interval = match self.streams.is_empty() {
             true => INTERVAL,
@@ -71,7 +71,7 @@ impl Search for Unserved {
         None
     }
 
-    fn again_at(&self, pass: &Pass) -> Option<Instant> {
+    fn again_at(&self, pass: &SearchPass) -> Option<Instant> {
         self.next
             .filter(|_| !pass.is_limited && !self.streams.is_empty())
     }
@@ -81,24 +81,29 @@ impl Search for Unserved {
 mod tests {
     use super::super::pace::{Last, REST};
     use super::super::picks::{Claims, Picked};
-    use super::super::search::Found;
+    use super::super::search::FoundMessages;
     use super::*;
     use crate::engine::claim::sql::page::Page;
 
-    fn step(unserved: &mut Unserved, now: Instant) -> Option<(Stream, Position)> {
-        match unserved.ask(&Pass::at(now))? {
+    fn step(unserved: &mut UnservedSearch, now: Instant) -> Option<(Stream, Position)> {
+        match unserved.ask(&SearchPass::at(now))? {
             Ask::Expired(stream, after) => Some((stream, after)),
             other => panic!("{other:?}"),
         }
     }
 
-    fn learn(unserved: &mut Unserved, now: Instant, reached: Option<Position>, took: Duration) {
+    fn learn(
+        unserved: &mut UnservedSearch,
+        now: Instant,
+        reached: Option<Position>,
+        took: Duration,
+    ) {
         let ask = Ask::Expired(unserved.streams[0].clone(), Position::START);
         let page = Page {
-            next: reached.map(Place::Behind),
+            next: reached.map(SearchPlace::Behind),
             ..Page::default()
         };
-        let outcome = Outcome::Done(Box::new(Found {
+        let outcome = SearchOutcome::Done(Box::new(FoundMessages {
             page,
             picked: Picked::default(),
             claims: Claims::default(),
@@ -113,7 +118,7 @@ mod tests {
     #[test]
     fn a_round_takes_a_step_at_a_time_and_rests_between() {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
-        let mut unserved = Unserved::default();
+        let mut unserved = UnservedSearch::default();
         assert_eq!(step(&mut unserved, now), None, "no topic is unserved");
         unserved.topics.push(Topic::new("a", ""));
         let (plain, after) = step(&mut unserved, now).expect("a step");
@@ -125,7 +130,9 @@ mod tests {
             None,
             "steps take only a share of the time"
         );
-        let at = unserved.again_at(&Pass::at(now)).expect("another step");
+        let at = unserved
+            .again_at(&SearchPass::at(now))
+            .expect("another step");
         assert_eq!(at, now + REST * second);
         assert_eq!(step(&mut unserved, at), Some((plain.clone(), here)));
         learn(&mut unserved, at, None, Duration::ZERO);
@@ -133,7 +140,7 @@ mod tests {
         assert!(keyed.is_keyed && after == Position::START);
         learn(&mut unserved, at, None, Duration::ZERO);
         assert_eq!(
-            unserved.again_at(&Pass::at(at)),
+            unserved.again_at(&SearchPass::at(at)),
             None,
             "the round has ended"
         );

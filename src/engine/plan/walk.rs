@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::pace::{Last, Pace};
 use super::rounds::Rounds;
-use super::search::{EveryOther, Finished, Outcome, Pass, Search, WalkAgain};
-use crate::engine::claim::sql::page::Place;
+use super::search::{EveryOther, Finished, Search, SearchOutcome, SearchPass, WalkAgain};
+use crate::engine::claim::sql::page::SearchPlace;
 use crate::engine::claim::sql::search::Ask;
 use crate::engine::keys::sql::ordered::Key;
 
@@ -84,7 +84,7 @@ impl Walk {
 }
 
 impl Search for Walk {
-    fn ask(&mut self, pass: &Pass) -> Option<Ask> {
+    fn ask(&mut self, pass: &SearchPass) -> Option<Ask> {
         let has_turn = self.turn.is_next(pass.is_idle);
         if !has_turn || !pass.has_keyed {
             return None;
@@ -99,34 +99,34 @@ impl Search for Walk {
     fn learn(&mut self, finished: Finished) -> Option<WalkAgain> {
         let Last { ended: now, took } = finished.last;
         match finished.outcome {
-            Outcome::Done(done) if done.claims.of_keys.is_beaten() => {}
-            Outcome::Done(done) => {
+            SearchOutcome::Done(done) if done.claims.of_keys.is_beaten() => {}
+            SearchOutcome::Done(done) => {
                 let left = done.picked.left;
                 let has_left = left.iter().any(|one| !one.has_room && one.is_open);
                 // The page ends at the first message whose destination had no room left.
                 let mut beyond = left.into_iter().filter(|one| one.has_room);
                 let upto = beyond.find_map(|one| one.key).or(match done.page.next {
-                    Some(Place::Key(key)) => Some(key),
+                    Some(SearchPlace::Key(key)) => Some(key),
                     _ => None,
                 });
                 self.read(now, upto, took, has_left);
             }
             // The page would take as long again: this round ends, and the next begins when it may.
-            Outcome::TooSlow => self.read(now, None, took, false),
-            Outcome::Failed => {}
+            SearchOutcome::TooSlow => self.read(now, None, took, false),
+            SearchOutcome::Failed => {}
         }
         None
     }
 
     /// A round that could have begun before the look had no room, and waiting does not make room.
-    fn again_at(&self, pass: &Pass) -> Option<Instant> {
+    fn again_at(&self, pass: &SearchPass) -> Option<Instant> {
         let is_owed = !self.is_in_round() && pass.has_keyed;
         let last = self.rounds.last.as_ref().filter(|_| is_owed)?;
         let at = PACE.next(last.last);
         (last.began < pass.since && at >= pass.since).then_some(at)
     }
 
-    fn is_done(&self, pass: &Pass) -> bool {
+    fn is_done(&self, pass: &SearchPass) -> bool {
         !pass.has_keyed || self.rounds.is_done_since(pass.since)
     }
 }
@@ -141,23 +141,28 @@ mod tests {
     fn a_round_that_has_to_wait_for_its_time_is_owed_until_one_was_made() {
         let mut walk = Walk::default();
         let asked = Instant::now();
-        let first = walk.ask(&Pass::at(asked));
+        let first = walk.ask(&SearchPass::at(asked));
         assert!(first.is_some(), "the first round begins at once");
         let ended = asked + Duration::from_secs(1);
         walk.read(ended, None, Duration::from_secs(1), false);
-        assert_eq!(walk.again_at(&Pass::at(asked)), None);
+        assert_eq!(walk.again_at(&SearchPass::at(asked)), None);
         let asked = ended + Duration::from_millis(1);
         assert!(
-            walk.ask(&Pass::at(asked)).is_none(),
+            walk.ask(&SearchPass::at(asked)).is_none(),
             "the second round must wait"
         );
-        let at = walk.again_at(&Pass::at(asked)).expect("a round is owed");
+        let at = walk
+            .again_at(&SearchPass::at(asked))
+            .expect("a round is owed");
         assert_eq!(at, ended + REST * Duration::from_secs(1));
-        assert!(walk.ask(&Pass::at(at)).is_some(), "the round may begin");
+        assert!(
+            walk.ask(&SearchPass::at(at)).is_some(),
+            "the round may begin"
+        );
         walk.rounds.in_flight = None;
         let later = at + Duration::from_millis(1);
         assert_eq!(
-            walk.again_at(&Pass::at(later)),
+            walk.again_at(&SearchPass::at(later)),
             None,
             "there was no room for the round"
         );

@@ -35,7 +35,7 @@ pub(crate) struct Bulkhead {
     /// The index of the bulkhead.
     pub(crate) number: usize,
     pub(crate) gate: Gate,
-    pub(crate) serves: Serves,
+    pub(crate) serves: SendsTo,
     pub(crate) limits: Limits,
     /// The destination's share of memory, in bytes.
     pub(crate) most_bytes: usize,
@@ -48,7 +48,7 @@ pub(crate) struct Bulkhead {
 }
 
 /// The recipient of a destination's messages.
-pub(crate) enum Serves {
+pub(crate) enum SendsTo {
     Dispatcher(Arc<dyn Dispatcher>),
     Handlers(Arc<dyn Calls>),
     /// All members: each has its own dispatcher. At most so many threads send to them.
@@ -58,7 +58,7 @@ pub(crate) enum Serves {
 impl Bulkhead {
     /// The bulkheads in this order, with the sending ends of their queues.
     pub(crate) fn numbered(all: Vec<Self>) -> (Vec<Self>, Vec<Sender<Job>>) {
-        let has_share = |one: &&Self| !matches!(one.serves, Serves::Members(_));
+        let has_share = |one: &&Self| !matches!(one.serves, SendsTo::Members(_));
         let count = all.iter().filter(has_share).count();
         let numbered = all.into_iter().enumerate();
         numbered
@@ -76,7 +76,7 @@ impl Bulkhead {
     }
 
     /// Without a number, a share of memory and a queue.
-    pub(crate) fn new(name: &str, gate: Gate, limits: Limits, serves: Serves) -> Self {
+    pub(crate) fn new(name: &str, gate: Gate, limits: Limits, serves: SendsTo) -> Self {
         Self {
             gate,
             name: name.into(),
@@ -102,8 +102,8 @@ impl Bulkhead {
     /// The most threads that may ever send at once.
     pub(crate) fn most_threads(&self) -> usize {
         match self.serves {
-            Serves::Members(most) => most,
-            Serves::Dispatcher(_) | Serves::Handlers(_) => self.limits.concurrency,
+            SendsTo::Members(most) => most,
+            SendsTo::Dispatcher(_) | SendsTo::Handlers(_) => self.limits.concurrency,
         }
     }
 
@@ -125,9 +125,9 @@ impl Bulkhead {
 
     fn size(&self, message: &Message) -> usize {
         match self.serves {
-            Serves::Dispatcher(_) | Serves::Members(_) => message.bytes(),
+            SendsTo::Dispatcher(_) | SendsTo::Members(_) => message.bytes(),
             // A handler works on a copy.
-            Serves::Handlers(_) => 2 * message.bytes(),
+            SendsTo::Handlers(_) => 2 * message.bytes(),
         }
     }
 

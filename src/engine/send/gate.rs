@@ -41,11 +41,11 @@ pub(crate) struct Gate {
     good: AtomicU32,
     /// Who else learns from the results of sends.
     learner: Option<Arc<dyn Learner>>,
-    state: Mutex<State>,
+    state: Mutex<GateState>,
     changed: Condvar,
 }
 
-struct State {
+struct GateState {
     phase: Phase,
     bucket: Option<Bucket>,
     window: Option<Window>,
@@ -54,7 +54,7 @@ struct State {
     /// Until when this relay has the right to probe.
     may_probe_until: Option<Instant>,
     /// The change to record in the table.
-    news: Option<News>,
+    news: Option<GateNews>,
     /// When to try again to change a row of this destination, which another session has locked.
     row_wanted_at: Option<Instant>,
     /// Why this relay could not send, until a send has had a response.
@@ -96,7 +96,7 @@ enum Phase {
 
 /// A change that other relays must know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum News {
+pub(crate) enum GateNews {
     /// Paused until this time, or until the destination is resumed.
     Paused(ReasonCode, Option<Instant>),
     /// The breaker is open until this time, for the nth time in a row.
@@ -107,7 +107,7 @@ pub(crate) enum News {
 
 /// When gates and the table of pauses are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum When {
+pub(crate) enum ExchangeTime {
     Running {
         /// Whether this relay may ask for the right to probe.
         may_probe: bool,
@@ -178,7 +178,7 @@ impl Gate {
         breaker: Option<Breaker>,
         learner: Option<Arc<dyn Learner>>,
     ) -> Self {
-        let state = State {
+        let state = GateState {
             phase: Phase::Trying(None),
             bucket: rate.map(|rate| Bucket::new(rate, clock::now())),
             window: breaker.map(Window::new),
@@ -205,12 +205,12 @@ impl Gate {
         gate
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, GateState> {
         lock(&self.state)
     }
 
     /// Announces a change of the phase. Must be called with the lock.
-    fn changed(&self, state: &State) {
+    fn changed(&self, state: &GateState) {
         self.is_free.store(state.is_free(), Ordering::Release);
         self.changed.notify_all();
     }
@@ -257,7 +257,7 @@ impl Gate {
         self.lock().news.is_some() || self.learner.as_ref().is_some_and(|one| one.has_news())
     }
 
-    fn try_admit(&self, state: &mut State, now: Instant) -> Admission {
+    fn try_admit(&self, state: &mut GateState, now: Instant) -> Admission {
         match state.phase {
             Phase::Closed { .. } | Phase::Held { .. } | Phase::Refused => return Admission::Closed,
             Phase::Probing { is_in_flight: true } => return Admission::Wait(LONGEST_WAIT),
@@ -378,7 +378,7 @@ impl Gate {
     }
 
     /// Counts the successful sends that passed without the lock, at most a poll interval later.
-    fn count_good(&self, state: &mut State, now: Instant) {
+    fn count_good(&self, state: &mut GateState, now: Instant) {
         let good = self.good.swap(0, Ordering::Relaxed);
         if good > 0 {
             state.trouble = None;
@@ -491,7 +491,7 @@ impl Gate {
         self.turn(&mut state, UNUSED_PROBE);
     }
 
-    fn turn(&self, state: &mut State, phase: Phase) {
+    fn turn(&self, state: &mut GateState, phase: Phase) {
         state.phase = phase;
         self.changed(state);
     }
@@ -504,7 +504,7 @@ const UNUSED_PROBE: Phase = Phase::Probing {
 
 /// Holds the gate for a while, because this relay could not send. The destination has not failed. Returns whether this is
 /// news.
-fn hold(state: &mut State, failure: &Failure, now: Instant) -> bool {
+fn hold(state: &mut GateState, failure: &Failure, now: Instant) -> bool {
     if matches!(state.phase, Phase::Closed { .. } | Phase::Held { .. }) {
         return false;
     }
@@ -522,7 +522,7 @@ fn hold(state: &mut State, failure: &Failure, now: Instant) -> bool {
     times == 0
 }
 
-impl State {
+impl GateState {
     /// Whether sends pass without the lock.
     fn is_free(&self) -> bool {
         self.phase == Phase::Flowing && self.bucket.is_none()

@@ -5,11 +5,11 @@
 use std::time::Duration;
 
 use super::bulkhead::Bulkhead;
-use super::gate::{News, When};
+use super::gate::{ExchangeTime, GateNews};
 use super::paused::{Pauses, of_kind};
 use super::sql::pause::{Pausable, Paused};
 use crate::clock;
-use crate::engine::host::database::{Answer, Database};
+use crate::engine::host::database::{Database, DatabaseResult};
 use crate::engine::host::shared::Shared;
 use crate::engine::lease::clock::CLOSES_AFTER;
 use crate::engine::workers::Keeper;
@@ -25,8 +25,8 @@ pub(crate) fn exchange<'k, D: Database>(
     shared: &Shared,
     keeper: Option<&mut (dyn Keeper<D> + 'k)>,
     db: &mut D,
-    when: When,
-) -> Answer<()> {
+    when: ExchangeTime,
+) -> DatabaseResult<()> {
     for bulkhead in &shared.bulkheads {
         let record = |db: &mut D, news| db.tell_pause(&bulkhead.name, news);
         exchange_gate(shared, db, bulkhead, when, record)?;
@@ -39,14 +39,16 @@ pub(crate) fn exchange_gate<D: Database>(
     shared: &Shared,
     db: &mut D,
     bulkhead: &Bulkhead,
-    when: When,
-    record: impl FnOnce(&mut D, News) -> Answer<Tried<()>>,
-) -> Answer<()> {
+    when: ExchangeTime,
+    record: impl FnOnce(&mut D, GateNews) -> DatabaseResult<Tried<()>>,
+) -> DatabaseResult<()> {
     let gate = &bulkhead.gate;
     let mut told = Tried::Done(());
     match when {
-        When::Running { .. } if gate.waits_for_row(clock::now()) => return Ok(()),
-        When::AtTheEnd if gate.has_unused_probe() => told = db.release_probe(&bulkhead.name)?,
+        ExchangeTime::Running { .. } if gate.waits_for_row(clock::now()) => return Ok(()),
+        ExchangeTime::AtTheEnd if gate.has_unused_probe() => {
+            told = db.release_probe(&bulkhead.name)?
+        }
         _ => {}
     }
     if let Some(news) = gate.take_news() {
@@ -55,27 +57,27 @@ pub(crate) fn exchange_gate<D: Database>(
             gate.keep_news(news);
         }
         told = recorded?;
-        if told == Tried::Done(()) && matches!(news, News::Opened(..)) {
+        if told == Tried::Done(()) && matches!(news, GateNews::Opened(..)) {
             let metrics = &shared.metrics.destinations[bulkhead.number];
             metrics.breaker_opened.increment(1);
         }
     }
     match (told, when) {
-        (Tried::Done(()), When::Running { may_probe }) => {
+        (Tried::Done(()), ExchangeTime::Running { may_probe }) => {
             if gate.open_in_time(clock::now()) && may_probe {
                 probe(shared, db, bulkhead)?;
             }
         }
-        (Tried::Done(()), When::AtTheEnd) => {}
-        (Tried::Locked, When::Running { .. }) => gate.wait_for_row(clock::now()),
-        (Tried::Locked, When::AtTheEnd) => {
+        (Tried::Done(()), ExchangeTime::AtTheEnd) => {}
+        (Tried::Locked, ExchangeTime::Running { .. }) => gate.wait_for_row(clock::now()),
+        (Tried::Locked, ExchangeTime::AtTheEnd) => {
             log::warn!(event = "pause_lost", destination:% = bulkhead.name; "could not record the pause of {} at shutdown, because another session has locked its row: other relays will discover the failing destination on their own", bulkhead.name);
         }
     }
     Ok(())
 }
 
-fn probe(shared: &Shared, db: &mut impl Database, bulkhead: &Bulkhead) -> Answer<()> {
+fn probe(shared: &Shared, db: &mut impl Database, bulkhead: &Bulkhead) -> DatabaseResult<()> {
     // After a longer time, another relay may be the one to find out: this one may be dead.
     let hold = 2 * bulkhead.limits.send_timeout.min(CLOSES_AFTER) + PROBE_TIME;
     match db.take_probe(&bulkhead.name, hold)? {
@@ -93,7 +95,7 @@ pub(crate) fn tell_the_last<D: Database>(
     mut keeper: Option<Box<dyn Keeper<D>>>,
     db: &mut D,
 ) {
-    if let Err(error) = exchange(shared, keeper.as_deref_mut(), db, When::AtTheEnd) {
+    if let Err(error) = exchange(shared, keeper.as_deref_mut(), db, ExchangeTime::AtTheEnd) {
         log::warn!(event = "pause_lost", error:% = error; "could not record a pause at shutdown: other relays will discover the failing destination on their own: {error}");
     }
 }

@@ -41,7 +41,7 @@ impl Settlement {
 
 /// Why settlements wait.
 #[derive(Debug)]
-enum Waiting {
+enum WaitsFor {
     Refused(Try),
     /// The messages were locked at the last look.
     Locked(Vec<Settlement>),
@@ -49,13 +49,13 @@ enum Waiting {
 
 /// The settlements that are set aside.
 #[derive(Debug, Default)]
-pub(super) struct Aside {
+pub(super) struct SetAside {
     /// The last refusal of each topic.
     suspects: HashMap<Topic, Instant>,
     /// Not tried yet: their topics have had a recent refusal.
     fresh: VecDeque<Try>,
     /// By the time of the next try. The number makes the keys unique.
-    waiting: BTreeMap<(Instant, u64), Waiting>,
+    waiting: BTreeMap<(Instant, u64), WaitsFor>,
     number: u64,
     /// No try before this time.
     rests_until: Option<Instant>,
@@ -63,7 +63,7 @@ pub(super) struct Aside {
     had_fresh: bool,
 }
 
-impl Aside {
+impl SetAside {
     /// The time of the next try, if there is one.
     pub(super) fn next_try(&self, now: Instant) -> Option<Instant> {
         let waiting = self.waiting.keys().next().map(|(at, _)| *at);
@@ -74,7 +74,7 @@ impl Aside {
         Some(self.rests_until.map_or(next, |until| next.max(until)))
     }
 
-    fn take_next(&mut self) -> Option<Waiting> {
+    fn take_next(&mut self) -> Option<WaitsFor> {
         let now = clock::now();
         if self.next_try(now).is_none_or(|at| at > now) {
             return None;
@@ -83,7 +83,7 @@ impl Aside {
         let is_waitings_turn = self.fresh.is_empty() || (is_due && self.had_fresh);
         self.had_fresh = !is_waitings_turn;
         match self.had_fresh {
-            true => self.fresh.pop_front().map(Waiting::Refused),
+            true => self.fresh.pop_front().map(WaitsFor::Refused),
             false => self.waiting.pop_first().map(|(_, one)| one),
         }
     }
@@ -108,7 +108,7 @@ impl Aside {
         }
     }
 
-    fn wait(&mut self, one: Waiting, pause: Duration) {
+    fn wait(&mut self, one: WaitsFor, pause: Duration) {
         self.number += 1;
         let at = clock::now() + pause;
         self.waiting.insert((at, self.number), one);
@@ -116,7 +116,7 @@ impl Aside {
 
     fn wait_for_locks(&mut self, group: Vec<Settlement>) {
         if !group.is_empty() {
-            self.wait(Waiting::Locked(group), LOCKED_PAUSE);
+            self.wait(WaitsFor::Locked(group), LOCKED_PAUSE);
         }
     }
 
@@ -125,7 +125,7 @@ impl Aside {
         let waiting = std::mem::take(&mut self.waiting);
         for (at, one) in waiting {
             match one {
-                Waiting::Refused((group, _)) if is_so(&group[0]) => self.add_fresh(group, most),
+                WaitsFor::Refused((group, _)) if is_so(&group[0]) => self.add_fresh(group, most),
                 other => drop(self.waiting.insert(at, other)),
             }
         }
@@ -133,7 +133,7 @@ impl Aside {
 
     fn has_locked(&self) -> bool {
         let mut waiting = self.waiting.values();
-        waiting.any(|one| matches!(one, Waiting::Locked(_)))
+        waiting.any(|one| matches!(one, WaitsFor::Locked(_)))
     }
 }
 
@@ -265,7 +265,7 @@ impl<D: Database> Settler<'_, D> {
         let until = clock::now() + LAST_TRIES;
         self.aside.bring_forward(usize::MAX, |_| true);
         loop {
-            let next = self.aside.fresh.pop_front().map(Waiting::Refused);
+            let next = self.aside.fresh.pop_front().map(WaitsFor::Refused);
             let now = clock::now();
             let is_due = |at: Instant| at <= now;
             let next = next.or_else(|| {
@@ -280,7 +280,7 @@ impl<D: Database> Settler<'_, D> {
                 self.shared.pause(LOCKED_PAUSE / 4);
                 continue;
             };
-            let (Waiting::Refused((group, _)) | Waiting::Locked(group)) = &one;
+            let (WaitsFor::Refused((group, _)) | WaitsFor::Locked(group)) = &one;
             if is_late && group.iter().all(|message| message.repeated) {
                 return Ok(());
             }
@@ -292,7 +292,7 @@ impl<D: Database> Settler<'_, D> {
                 // The settlement that failed is the last of the waiting ones. It becomes fresh again.
                 if let Some((at, one)) = self.aside.waiting.pop_last() {
                     match one {
-                        Waiting::Refused(one) => self.aside.fresh.push_back(one),
+                        WaitsFor::Refused(one) => self.aside.fresh.push_back(one),
                         locked => drop(self.aside.waiting.insert(at, locked)),
                     }
                 }
@@ -303,10 +303,10 @@ impl<D: Database> Settler<'_, D> {
     }
 
     /// Returns an error only if the database is unavailable.
-    fn try_to_settle(&mut self, one: Waiting) -> Result<(), DatabaseError> {
+    fn try_to_settle(&mut self, one: WaitsFor) -> Result<(), DatabaseError> {
         let (group, refusals) = match one {
-            Waiting::Refused(one) => one,
-            Waiting::Locked(group) => {
+            WaitsFor::Refused(one) => one,
+            WaitsFor::Locked(group) => {
                 self.look_at_locked(group);
                 return Ok(());
             }
@@ -314,7 +314,7 @@ impl<D: Database> Settler<'_, D> {
         let mut groups = each_once(group).into_iter();
         let mut group = groups.next().unwrap_or_default();
         for again in groups {
-            (self.aside).wait(Waiting::Refused((again, 0)), Duration::ZERO);
+            (self.aside).wait(WaitsFor::Refused((again, 0)), Duration::ZERO);
         }
         let was_refused = group.iter().any(|message| message.repeated);
         let topic = group[0].topic();
@@ -335,7 +335,7 @@ impl<D: Database> Settler<'_, D> {
             }
             Err((error, _)) => {
                 group.iter_mut().for_each(Settlement::repeat);
-                (self.aside).wait(Waiting::Refused((group, refusals)), self.db.after().wait);
+                (self.aside).wait(WaitsFor::Refused((group, refusals)), self.db.after().wait);
                 Err(error)
             }
         }
@@ -359,12 +359,12 @@ impl<D: Database> Settler<'_, D> {
             was_changed |= message.make_ascii();
         }
         if was_changed {
-            return (self.aside).wait(Waiting::Refused((group, refusals)), Duration::ZERO);
+            return (self.aside).wait(WaitsFor::Refused((group, refusals)), Duration::ZERO);
         }
         if group.len() > 1 {
             let second = group.split_off(group.len() / 2);
             for half in [group, second] {
-                (self.aside).wait(Waiting::Refused((half, 0)), Duration::ZERO);
+                (self.aside).wait(WaitsFor::Refused((half, 0)), Duration::ZERO);
             }
             return;
         }
@@ -375,7 +375,7 @@ impl<D: Database> Settler<'_, D> {
         }
         let pause = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(refusals - 1));
         (self.aside).wait(
-            Waiting::Refused((group, refusals)),
+            WaitsFor::Refused((group, refusals)),
             pause.min(LONGEST_PAUSE),
         );
     }

@@ -40,14 +40,14 @@ pub(super) struct Splits {
     most: Piece,
     piece: Piece,
     /// The tenants whose messages wait, in the order of their turns.
-    turns: VecDeque<Turn>,
+    turns: VecDeque<SplitTurn>,
     /// After an error: no piece before this time.
     rests_until: Option<Instant>,
 }
 
 /// A tenant's next piece: tenants take turns, so that nobody waits for the fan-outs of another tenant.
 #[derive(Debug, Clone, Copy)]
-struct Turn {
+struct SplitTurn {
     tenant: Option<Uuid>,
     /// Whether the next piece is for the messages that need the fewest parts. These and the oldest messages take turns:
     /// a message for two destinations does not wait for messages for thousands, and each message has its turn.
@@ -72,7 +72,7 @@ impl Splits {
     pub(super) fn add(&mut self, settlement: Settlement) {
         let tenant = settlement.message.tenant_id;
         if self.turns.iter().all(|turn| turn.tenant != tenant) {
-            self.turns.push_back(Turn {
+            self.turns.push_back(SplitTurn {
                 tenant,
                 is_of_small: true,
                 booked: clock::now(),
@@ -186,7 +186,7 @@ impl Splits {
             order.extend((0..).zip(own).map(|(round, one)| ((round, place), one)));
         }
         if let Some(turn) = self.turns.pop_front() {
-            self.turns.push_back(Turn {
+            self.turns.push_back(SplitTurn {
                 is_of_small: !turn.is_of_small,
                 ..turn
             });
@@ -196,7 +196,7 @@ impl Splits {
     }
 }
 
-impl Turn {
+impl SplitTurn {
     /// How long a message is put off that needs this long: until those before it are done, of which some are here, which
     /// are done at `done`.
     fn book(&mut self, one: &Settlement, needs: Duration, now: Instant, done: Instant) -> Duration {

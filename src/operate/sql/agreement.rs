@@ -36,7 +36,7 @@ impl fmt::Display for Difference {
 }
 
 /// A lease, and when it was started and renewed, when it expires, and the time now.
-type Row = (
+type AgreementRow = (
     i64,
     String,
     MaybeJson,
@@ -57,13 +57,13 @@ pub(crate) fn differences(
         lease::expires_at,
         clock_timestamp(),
     );
-    let rows: Vec<Row> = leases(name)
+    let rows: Vec<AgreementRow> = leases(name)
         .filter(is_not_over())
         .filter(lease::settings.is_not_null())
         .order(lease::id)
         .select((lease::id, lease::relay, lease::settings, times))
         .load(conn)?;
-    let read = |(id, relay, json, (started, renewed, expires, now)): Row| {
+    let read = |(id, relay, json, (started, renewed, expires, now)): AgreementRow| {
         let length = expires.0.saturating_sub(renewed.0);
         let age = now.0.saturating_sub(started.0);
         if age < length.saturating_mul(2) {

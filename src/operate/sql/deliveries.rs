@@ -32,7 +32,7 @@ use crate::engine::claim::sql::streams::{is_of, streams_to};
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::operate::sql::place::Place;
-use crate::outbox::sql::searched::{ALL, Deadline};
+use crate::outbox::sql::searched::{ALL, SearchDeadline};
 use crate::schema::values::{as_micros, from_micros, to_micros};
 use crate::sql::functions::{AnyOf, On, TimeAndSequence, all_of, clock_timestamp, given};
 use crate::sql::looking::looking_briefly;
@@ -218,7 +218,7 @@ pub(crate) fn deliveries(
     filter: &DeliveryFilter,
     limit: usize,
 ) -> QueryResult<Deliveries> {
-    let deadline = Deadline::new();
+    let deadline = SearchDeadline::new();
     let is_another = |tenant| filter.tenant_id.is_some_and(|asked| asked != tenant);
     let to = Recipient::find(conn, name, which)?;
     let Some(to) = to.filter(|to| !to.tenant.is_some_and(is_another)) else {
@@ -329,7 +329,7 @@ fn waiting(
     to: Recipient<'_>,
     filter: &DeliveryFilter,
     limit: i64,
-    deadline: Deadline,
+    deadline: SearchDeadline,
 ) -> QueryResult<Option<Vec<Delivery>>> {
     let last = Sought::Last(to.registration, filter, limit);
     let found = of_lanes(conn, name, to.destination, last, (deadline, ALL / 2))?;
@@ -379,7 +379,7 @@ fn of_lanes(
     name: &OutboxName,
     destination: &str,
     sought: Sought<'_>,
-    (deadline, most): (Deadline, Duration),
+    (deadline, most): (SearchDeadline, Duration),
 ) -> QueryResult<Option<Vec<MessageRecord>>> {
     let Some(left) = deadline.left(most) else {
         return Ok(None);
@@ -412,7 +412,7 @@ pub(crate) fn counts(
     window: Duration,
     windows: usize,
 ) -> QueryResult<Vec<Option<DeliveryCount>>> {
-    let deadline = Deadline::new();
+    let deadline = SearchDeadline::new();
     let Some(to) = Recipient::find(conn, name, which)? else {
         return Ok(Vec::new());
     };
@@ -637,7 +637,7 @@ fn untried(
     message_id: Uuid,
     to: Recipient<'_>,
 ) -> QueryResult<Vec<MessageRecord>> {
-    let (sought, time) = (Sought::Message(message_id), (Deadline::new(), ALL));
+    let (sought, time) = (Sought::Message(message_id), (SearchDeadline::new(), ALL));
     let found = of_lanes(conn, name, to.destination, sought, time)?;
     let sequences = found.unwrap_or_default().into_iter();
     let sequences: Vec<i64> = sequences.map(|one| one.sequence.0).collect();

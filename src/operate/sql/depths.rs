@@ -20,7 +20,7 @@ use diesel::{PgConnection, RunQueryDsl};
 
 use crate::endpoints::sql::rows::{self, EndpointCounts};
 use crate::endpoints::sql::served::{Unserved, served};
-use crate::engine::claim::sql::streams::{Found, streams};
+use crate::engine::claim::sql::streams::{FoundStream, streams};
 use crate::name::OutboxName;
 use crate::sql::looking::{looking, looking_briefly};
 use crate::sql::statement::unprepared_statement;
@@ -314,7 +314,7 @@ pub(crate) fn lanes(
     name: &OutboxName,
 ) -> QueryResult<BTreeSet<DepthLane>> {
     // A set, because a lane has two streams if it has messages with and without ordering keys.
-    let lane = |Found { stream, .. }| (stream.topic.topic, stream.topic.destination);
+    let lane = |FoundStream { stream, .. }| (stream.topic.topic, stream.topic.destination);
     Ok(streams(conn, name)?.into_iter().map(lane).collect())
 }
 

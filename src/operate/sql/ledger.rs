@@ -24,7 +24,7 @@ use crate::endpoints::sql::filter::{equal, is_of_registration};
 use crate::endpoints::sql::recipient::Recipient;
 use crate::name::OutboxName;
 use crate::operate::sql::place::Place;
-use crate::outbox::sql::searched::{Deadline, Searched};
+use crate::outbox::sql::searched::{SearchDeadline, Searched};
 use crate::schema::values::{as_micros, from_micros, to_micros};
 use crate::setup::sql::catalogue;
 use crate::sql::functions::{On, TimeAndSequence, all_of, clock_timestamp, given};
@@ -89,7 +89,7 @@ pub(crate) fn ledger(
     filter: &LedgerFilter,
     limit: i64,
 ) -> QueryResult<Searched<MessageRecord>> {
-    let (rows, looked) = search(conn, name, filter, limit, Deadline::new())?;
+    let (rows, looked) = search(conn, name, filter, limit, SearchDeadline::new())?;
     let is_complete = looked == Looked::AtAll;
     Ok(Searched { rows, is_complete })
 }
@@ -111,7 +111,7 @@ pub(super) fn search(
     name: &OutboxName,
     filter: &LedgerFilter,
     limit: i64,
-    deadline: Deadline,
+    deadline: SearchDeadline,
 ) -> QueryResult<(Vec<MessageRecord>, Looked)> {
     let since = filter.since.map(as_micros).unwrap_or(i64::MIN);
     let ends = [filter.until.map(as_micros), behind(filter.before)];

@@ -135,7 +135,7 @@ impl Work {
 pub(crate) fn work(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Work> {
     let found = streams::streams(conn, name)?;
     let at: PgTimestamp = select(now()).get_result(conn)?;
-    let is_due = |one: &streams::Found| one.first.available_at <= at.0;
+    let is_due = |one: &streams::FoundStream| one.first.available_at <= at.0;
     let mut due: Vec<_> = found.into_iter().filter(is_due).collect();
     if !due.is_empty() {
         let pauses = pause::of_each(conn, name, None)?;

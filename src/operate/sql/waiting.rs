@@ -22,7 +22,7 @@ use crate::engine::claim::sql::streams::{is_of, streams};
 use crate::message::Due;
 use crate::name::OutboxName;
 use crate::operate::sql::place::Place;
-use crate::outbox::sql::searched::{ALL, Deadline, Searched};
+use crate::outbox::sql::searched::{ALL, SearchDeadline, Searched};
 use crate::outbox::sql::waiting::{self, Changed, MessageRef, PartState};
 use crate::schema::values::{as_micros, from_micros};
 use crate::setup::sql::catalogue;
@@ -85,7 +85,7 @@ pub(crate) fn list(
     filter: &WaitingFilter,
     limit: i64,
 ) -> QueryResult<Searched<MessageRecord>> {
-    let deadline = Deadline::new();
+    let deadline = SearchDeadline::new();
     let nothing = |is_complete| Searched {
         rows: Vec::new(),
         is_complete,
@@ -192,7 +192,7 @@ fn of_lanes(
     name: &OutboxName,
     filter: &WaitingFilter,
     limit: i64,
-    deadline: Deadline,
+    deadline: SearchDeadline,
 ) -> QueryResult<Option<Vec<MessageRecord>>> {
     let most = usize::try_from(limit).unwrap_or(0);
     let mut rows: Vec<MessageRecord> = Vec::new();

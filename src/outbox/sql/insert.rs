@@ -32,21 +32,21 @@ pub struct Insert {
     /// Set for a message with a key, to compare it with other messages of the key.
     digest: Option<Vec<u8>>,
     tenant_id: Option<String>,
-    due: When,
-    expiry: When,
-    occurred: When,
+    due: DueAt,
+    expiry: DueAt,
+    occurred: DueAt,
 }
 
 /// A delay, a point in time, or neither, in numbers that every connection can send.
 #[derive(Debug, Default)]
-struct When {
+struct DueAt {
     micros_from_now: Option<i64>,
     /// Seconds since 1970; `micros` holds the rest.
     seconds: Option<i64>,
     micros: Option<i64>,
 }
 
-impl When {
+impl DueAt {
     fn new(due: Due) -> Self {
         let at = absolute(due).map(to_micros);
         Self {
@@ -73,11 +73,11 @@ impl Insert {
             digest: message.idempotency_key.is_some().then(|| message.digest()),
             idempotency_key: message.idempotency_key,
             tenant_id: message.tenant_id.map(|id| id.to_string()),
-            due: When::new(message.due),
-            expiry: message.expiry.map(When::new).unwrap_or_default(),
+            due: DueAt::new(message.due),
+            expiry: message.expiry.map(DueAt::new).unwrap_or_default(),
             occurred: message
                 .occurred_at
-                .map_or_else(When::default, |time| When::new(Due::At(time))),
+                .map_or_else(DueAt::default, |time| DueAt::new(Due::At(time))),
             topic: message.topic,
             destination: message.destination,
             payload: message.payload,
@@ -152,7 +152,7 @@ where
     }
 }
 
-impl When {
+impl DueAt {
     fn push_from_now<'b, DB>(&'b self, out: &mut AstPass<'_, 'b, DB>) -> QueryResult<()>
     where
         DB: Backend,

@@ -18,9 +18,9 @@ pub struct Searched<T> {
 
 /// When a search must end.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Deadline(Instant);
+pub(crate) struct SearchDeadline(Instant);
 
-impl Deadline {
+impl SearchDeadline {
     pub(crate) fn new() -> Self {
         Self(Instant::now() + BUDGET)
     }

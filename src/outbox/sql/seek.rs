@@ -21,7 +21,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Bool};
 use uuid::Uuid;
 
-use super::searched::{ALL, Deadline, Searched};
+use super::searched::{ALL, SearchDeadline, Searched};
 use crate::name::OutboxName;
 use crate::schema::values::to_micros;
 use crate::sql::functions::On;
@@ -100,10 +100,10 @@ pub(crate) fn live_ones<'a>(name: &OutboxName, hits: &'a [Hit]) -> On<'a, outbox
 }
 
 /// A search in progress.
-struct Search<'a> {
+struct Seek<'a> {
     conn: &'a mut PgConnection,
     name: &'a OutboxName,
-    deadline: Deadline,
+    deadline: SearchDeadline,
     hits: Vec<Hit>,
     is_complete: bool,
 }
@@ -114,10 +114,10 @@ pub(crate) fn seek(
     name: &OutboxName,
     wanted: &MessageKey,
 ) -> QueryResult<Searched<Hit>> {
-    let mut search = Search {
+    let mut search = Seek {
         conn,
         name,
-        deadline: Deadline::new(),
+        deadline: SearchDeadline::new(),
         hits: Vec::new(),
         is_complete: true,
     };
@@ -161,7 +161,7 @@ macro_rules! hits {
     };
 }
 
-impl Search<'_> {
+impl Seek<'_> {
     fn outbox(&self) -> outbox::table {
         outbox::table(self.name.outbox())
     }

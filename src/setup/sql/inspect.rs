@@ -32,14 +32,14 @@ pub(crate) fn has_column(conn: &mut PgConnection, table: &str, column: &str) -> 
 }
 
 /// The columns of this table, including system columns.
-fn columns(table: &str) -> Columns<'_> {
+fn columns(table: &str) -> ColumnsQuery<'_> {
     pg_attribute::table
         .filter(not(pg_attribute::attisdropped))
         .filter(pg_attribute::attrelid.nullable().eq(to_regclass(table)))
         .into_boxed()
 }
 
-type Columns<'a> = pg_attribute::BoxedQuery<'a, Pg>;
+type ColumnsQuery<'a> = pg_attribute::BoxedQuery<'a, Pg>;
 
 /// Whether inserts wake relays: the trigger exists and is enabled.
 pub(crate) fn has_trigger(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {

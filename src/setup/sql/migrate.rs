@@ -23,7 +23,7 @@ diesel::table! {
 }
 
 /// One migration. The version is the name of its folder.
-pub(crate) struct Step {
+pub(crate) struct MigrationStep {
     pub(crate) version: &'static str,
     /// SQL: whether the step is applied, perhaps by a migration of the application.
     is_there: &'static str,
@@ -33,7 +33,7 @@ pub(crate) struct Step {
 
 macro_rules! step {
     ($folder:literal, $is_there:literal) => {
-        Step {
+        MigrationStep {
             version: $folder,
             is_there: concat!($is_there, " IS NOT NULL"),
             up: include_str!(concat!("../../../migrations/", $folder, "/up.sql")),
@@ -43,7 +43,7 @@ macro_rules! step {
 }
 
 /// All steps, oldest first.
-pub(crate) const STEPS: &[Step] = &[
+pub(crate) const STEPS: &[MigrationStep] = &[
     step!(
         "2026-11-20-000001_outbox_functions",
         "pg_catalog.to_regprocedure('outbox_create(pg_catalog.text)')"
@@ -61,7 +61,7 @@ pub(crate) const STEPS: &[Step] = &[
 
 /// The step that a database without an outbox can apply alone. Another table of this name (such as an outbox) is not
 /// mistaken for the inbox, and makes the step fail.
-pub(crate) const INBOX: Step = step!(
+pub(crate) const INBOX: MigrationStep = step!(
     "2026-11-21-000003_inbox",
     "(SELECT attrelid FROM pg_catalog.pg_attribute
        WHERE attrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass('outbox_inbox')::pg_catalog.oid
@@ -71,7 +71,7 @@ pub(crate) const INBOX: Step = step!(
 /// The step that creates the outbox of the default name. An application that uses another name does not need it.
 const FIRST_OUTBOX: &str = "2026-11-20-000002_first_outbox";
 
-impl Step {
+impl MigrationStep {
     /// SQL that applies the step unless it is applied.
     pub(crate) fn up_unless_there(&self) -> String {
         only_if(&format!("NOT ({})", self.is_there), self.up)
@@ -255,7 +255,7 @@ pub(crate) fn printed(
     if endpoints == EndpointTables::Always {
         return endpoints_creation(name);
     }
-    let printed = |step: &Step| {
+    let printed = |step: &MigrationStep| {
         let text = match (direction, step.version) {
             (Direction::Up, FIRST_OUTBOX) => endpoints.creation(name),
             (Direction::Down, FIRST_OUTBOX) => format!("SELECT outbox_drop('{name}');"),

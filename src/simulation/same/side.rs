@@ -15,8 +15,8 @@ use crate::engine::claim::sql::claim::{
 use crate::engine::claim::sql::late::LookForLate;
 use crate::engine::claim::sql::page::Page;
 use crate::engine::claim::sql::search;
-use crate::engine::claim::sql::streams::Found;
-use crate::engine::host::database::{Answer, Asks, Database, Taken, Which};
+use crate::engine::claim::sql::streams::FoundStream;
+use crate::engine::host::database::{Asks, Database, DatabaseResult, Taken, Which};
 use crate::engine::host::registration;
 use crate::engine::host::session::AfterRefusal;
 use crate::engine::host::settings::Settings;
@@ -25,7 +25,7 @@ use crate::engine::lease::sql::lease::{LeaseId, Registration};
 use crate::engine::plan::Streams;
 use crate::engine::plan::to::To;
 use crate::engine::send::bulkhead::Bulkhead;
-use crate::engine::send::gate::News;
+use crate::engine::send::gate::GateNews;
 use crate::engine::send::job::{Job, Terms};
 use crate::engine::send::sql::pause::Paused;
 use crate::engine::send::verdict::Verdict;
@@ -194,15 +194,19 @@ impl<'a, D: Database> Side<'a, D> {
         told
     }
 
-    fn told_streams(&self, found: Option<Vec<Found>>) -> Vec<String> {
+    fn told_streams(&self, found: Option<Vec<FoundStream>>) -> Vec<String> {
         let found = found.into_iter().flatten();
-        let told = |one: Found| format!("{:?} {:?}", one.stream, self.message_at(one.first));
+        let told = |one: FoundStream| format!("{:?} {:?}", one.stream, self.message_at(one.first));
         let mut told: Vec<String> = found.map(told).collect();
         told.sort_unstable();
         told
     }
 
-    pub(super) fn register(&mut self, lasts: u32, is_single_active: bool) -> Answer<String> {
+    pub(super) fn register(
+        &mut self,
+        lasts: u32,
+        is_single_active: bool,
+    ) -> DatabaseResult<String> {
         let id = self.db.register(&Registration {
             relay: "relay".to_owned(),
             lease: turns(lasts),
@@ -216,7 +220,7 @@ impl<'a, D: Database> Side<'a, D> {
     }
 
     /// The database's answer as text, without ids and times.
-    pub(super) fn answer(&mut self, question: &Question) -> Answer<String> {
+    pub(super) fn answer(&mut self, question: &Question) -> DatabaseResult<String> {
         if !question.stays_open {
             return self.ask(question);
         }
@@ -226,7 +230,7 @@ impl<'a, D: Database> Side<'a, D> {
         answer
     }
 
-    fn ask(&mut self, question: &Question) -> Answer<String> {
+    fn ask(&mut self, question: &Question) -> DatabaseResult<String> {
         let lease = self.leases[question.lease];
         let expired = question.expired.iter().map(|number| self.leases[*number].0);
         let expired: Vec<i64> = expired.collect();
@@ -291,7 +295,7 @@ impl<'a, D: Database> Side<'a, D> {
                 let goes_to: Vec<String> = goes_to.collect();
                 let which = Which::Due(&lanes, &goes_to, *room);
                 let Taken { batch, reached } = self.db.claim(by, which)?;
-                let found = |(stream, first): (Stream, Position)| Found { stream, first };
+                let found = |(stream, first): (Stream, Position)| FoundStream { stream, first };
                 let reached = self.told_streams(Some(reached.into_iter().map(found).collect()));
                 let batch = self.told_batch(batch);
                 format!("{reached:?} {batch}")
@@ -397,13 +401,13 @@ impl<'a, D: Database> Side<'a, D> {
             }
             Ask::Pause(which, lasts) => {
                 let until = lasts.map(|lasts| (self.now)() + pause_turns(lasts));
-                told(db.tell_pause(which, News::Paused(ReasonCode::RateLimited, until))?)
+                told(db.tell_pause(which, GateNews::Paused(ReasonCode::RateLimited, until))?)
             }
             Ask::Open(which, lasts, openings) => {
                 let until = (self.now)() + pause_turns(*lasts);
-                told(db.tell_pause(which, News::Opened(until, *openings))?)
+                told(db.tell_pause(which, GateNews::Opened(until, *openings))?)
             }
-            Ask::Recover(which) => told(db.tell_pause(which, News::Recovered)?),
+            Ask::Recover(which) => told(db.tell_pause(which, GateNews::Recovered)?),
             Ask::TakeProbe(which, hold) => {
                 told(match db.take_probe(which, pause_turns(*hold))? {
                     Tried::Done((is_ours, pauses)) => Tried::Done((is_ours, told_pauses(pauses))),
@@ -416,7 +420,7 @@ impl<'a, D: Database> Side<'a, D> {
 
     /// A page, in the order of the sequences. Times and transaction numbers are not compared: other tests write to the
     /// same server.
-    fn told_found(&mut self, expired: &[i64], ask: &search::Ask) -> Answer<String> {
+    fn told_found(&mut self, expired: &[i64], ask: &search::Ask) -> DatabaseResult<String> {
         let Page {
             mut found,
             next,

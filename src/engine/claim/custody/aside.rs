@@ -13,7 +13,7 @@ use crate::log;
 const TELL_INTERVAL: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
-pub(super) struct Aside {
+pub(super) struct TopicsAside {
     /// By topic. Claims and not sequences, because a sequence may be used again.
     of_topics: HashMap<Topic, HashSet<Claim>>,
     /// The messages that were not yet refused individually. Their settles may succeed.
@@ -30,7 +30,7 @@ pub(super) struct Judged {
     all: usize,
 }
 
-impl Aside {
+impl TopicsAside {
     /// Returns where the new ones among these messages go.
     pub(super) fn put(
         &mut self,

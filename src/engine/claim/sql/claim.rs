@@ -105,7 +105,7 @@ pub(crate) struct Lane {
 
 /// The last delivery that the ledger has for a claimed message's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Known {
+pub(crate) enum KnownDelivery {
     /// No delivery: the message must be sent.
     No,
     /// The same message was delivered, with this sequence.
@@ -131,7 +131,7 @@ pub(crate) struct Claimed {
     /// Boxed, because a claimed message is moved about twenty times.
     pub(crate) message: Box<Message>,
     pub(crate) position: Position,
-    pub(crate) known: Known,
+    pub(crate) known: KnownDelivery,
     pub(crate) taken_over: TakenOver,
 }
 
@@ -214,9 +214,11 @@ impl Batch {
         let registrations = rows.last().and_then(|((.., seen), _)| *seen);
         let claimed = rows.into_iter().map(|((row, at, _), taken_over)| {
             let known = match row.key().and_then(|key| delivered.get(&key)) {
-                None => Known::No,
-                Some((digest, first)) if row.has_content(digest) => Known::Delivered(*first),
-                Some((_, first)) => Known::OtherContent(*first),
+                None => KnownDelivery::No,
+                Some((digest, first)) if row.has_content(digest) => {
+                    KnownDelivery::Delivered(*first)
+                }
+                Some((_, first)) => KnownDelivery::OtherContent(*first),
             };
             Claimed {
                 position: Position::new(row.available_at, row.sequence),
@@ -294,7 +296,7 @@ pub(crate) fn claim_chosen(
         .select(facts())
         .for_no_key_update()
         .skip_locked();
-    let look: Look = vec![Box::new(array(chosen))];
+    let look: LaneLook = vec![Box::new(array(chosen))];
     conn.transaction(|conn| claim_from(conn, name, claimant, [look], usize::MAX))
 }
 
@@ -389,14 +391,14 @@ pub(crate) type Sequences<'a> = On<'a, NoFromClause, Array<BigInt>>;
 pub(crate) type Candidates<'a> = On<'a, NoFromClause, Array<Record<FactsSql>>>;
 
 /// The arrays that one statement reads.
-pub(super) type Look<'a> = Vec<Candidates<'a>>;
+pub(super) type LaneLook<'a> = Vec<Candidates<'a>>;
 
 /// Claims as many candidates as fit, in order, in the caller's transaction. Candidates after these are not read.
 pub(crate) fn claim_from<'a>(
     conn: &mut PgConnection,
     name: &OutboxName,
     claimant: Claimant<'_>,
-    looks: impl IntoIterator<Item = Look<'a>>,
+    looks: impl IntoIterator<Item = LaneLook<'a>>,
     room: usize,
 ) -> QueryResult<Batch> {
     let before = Instant::now();
@@ -430,7 +432,7 @@ pub(crate) fn lock(
     conn: &mut PgConnection,
     name: &OutboxName,
     claimant: Claimant<'_>,
-    look: Look<'_>,
+    look: LaneLook<'_>,
 ) -> QueryResult<Vec<LockedRow>> {
     let Some(all) = concatenated(look.into_iter()) else {
         return Ok(Vec::new());
@@ -506,7 +508,8 @@ pub(crate) fn take_these<'a>(
     name: &OutboxName,
     claimant: Claimant<'a>,
     these: Sequences<'a>,
-) -> impl Query<SqlType = SqlTypeOf<Taken<'static>>> + QueryFragment<Pg> + QueryId + use<'a> {
+) -> impl Query<SqlType = SqlTypeOf<TakenColumns<'static>>> + QueryFragment<Pg> + QueryId + use<'a>
+{
     update(outbox::table(name.outbox()))
         .filter(outbox::sequence.eq(AnyOf(these)))
         .filter(exists(at_work(name, claimant.lease)))
@@ -529,13 +532,13 @@ fn is_held_by(lease: LeaseId) -> IsHeld {
 /// The row, the time of the claim, and the number of the registrations that the relay has not read.
 pub(super) type TakenRow = (live::LiveRow, PgTimestamp, Option<i64>);
 
-type Taken<'a> = (
+type TakenColumns<'a> = (
     AsSelect<live::LiveRow, Pg>,
     AssumeNotNull<outbox::locked_at>,
     On<'a, outbox::table, Nullable<BigInt>>,
 );
 
-fn taken<'a>(name: &OutboxName, claimant: Claimant<'a>) -> Taken<'a> {
+fn taken<'a>(name: &OutboxName, claimant: Claimant<'a>) -> TakenColumns<'a> {
     (
         live::LiveRow::as_returning(),
         outbox::locked_at.assume_not_null(),
@@ -547,7 +550,7 @@ fn taken<'a>(name: &OutboxName, claimant: Claimant<'a>) -> Taken<'a> {
 }
 
 /// The digest and the sequence of a delivered message.
-type Delivery = (Vec<u8>, i64);
+type DeliveryRow = (Vec<u8>, i64);
 
 /// The digest and the sequence of the last delivery under the idempotency key of each of these messages.
 ///
@@ -557,7 +560,7 @@ fn delivered<'a>(
     conn: &mut PgConnection,
     name: &OutboxName,
     rows: impl Iterator<Item = &'a live::LiveRow>,
-) -> QueryResult<HashMap<(String, String), Delivery>> {
+) -> QueryResult<HashMap<(String, String), DeliveryRow>> {
     let (keys, destinations): (Vec<String>, Vec<String>) =
         rows.filter_map(live::LiveRow::key).unzip();
     if keys.is_empty() {

@@ -15,7 +15,7 @@ use diesel::{PgConnection, select};
 
 use super::claim::Reads;
 use crate::engine::lease::sql::lease::{LeaseId, at_work, is_not_over, leases, stands_by};
-use crate::engine::send::sql::pause::{Paused, Row, is_pause, pauses, with_ends};
+use crate::engine::send::sql::pause::{PauseColumns, Paused, is_pause, pauses, with_ends};
 use crate::engine::serves::sql::topics::is_recorded;
 use crate::name::OutboxName;
 use crate::sql::functions::{
@@ -48,12 +48,12 @@ pub(crate) struct Marks {
     pub(crate) topics: Option<i64>,
 }
 
-/// The SQL types of a [`Row`].
+/// The SQL types of a [`PauseColumns`].
 type RowSql = (Text, Text, Text, Integer, Record<EndSql>, Text, Timestamptz);
 type EndSql = (Nullable<Timestamptz>, Nullable<Interval>);
 
 /// The pauses, and whether one ends later than it lasts.
-pub(crate) type Pauses = (Vec<Paused>, bool);
+pub(crate) type PausesRead = (Vec<Paused>, bool);
 
 /// Reads the leases only: no person or application locks their table.
 pub(crate) fn at_leases(
@@ -70,9 +70,9 @@ pub(crate) fn at_all(
     name: &OutboxName,
     id: LeaseId,
     marks_of: Option<Option<&dyn Reads>>,
-) -> QueryResult<(Glance, Pauses, Option<Marks>)> {
+) -> QueryResult<(Glance, PausesRead, Option<Marks>)> {
     let asked = (of_leases(name, id), of_pauses(name));
-    let (glance, pauses, marks): (Glance, Vec<Row>, _) = match marks_of {
+    let (glance, pauses, marks): (Glance, Vec<PauseColumns>, _) = match marks_of {
         None => {
             let (glance, pauses) = select(asked).get_result(conn)?;
             (glance, pauses, None)

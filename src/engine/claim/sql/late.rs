@@ -15,7 +15,7 @@ use diesel::select;
 use diesel::sql_types::{BigInt, Record};
 
 use super::claim::{as_bigint, is_due, is_free};
-use super::page::{Columns, ColumnsSql, Free, Moment, PAGE, Page, Writers};
+use super::page::{ColumnsSql, Free, FreeColumns, Moment, PAGE, Page, Writers};
 use crate::engine::keys::sql::ordered::is_first;
 use crate::name::OutboxName;
 use crate::sql::table::{candidate, other};
@@ -62,7 +62,7 @@ pub(crate) fn late(
         newest,
         array(free),
     ))
-    .get_result::<(i64, i64, Option<i64>, Vec<Columns>)>(conn)?;
+    .get_result::<(i64, i64, Option<i64>, Vec<FreeColumns>)>(conn)?;
     let free = free.into_iter().map(Queryable::<ColumnsSql, Pg>::build);
     let free = free.collect::<Result<_, _>>();
     let writers = Writers { oldest, next };

@@ -7,7 +7,7 @@ use diesel::sql_types::{self, BigInt, Nullable, Text, Timestamptz};
 use uuid::Uuid;
 
 use super::claim::{Position, Stream, Topic};
-use super::streams::Found;
+use super::streams::FoundStream;
 use crate::engine::keys::sql::ordered::Key;
 use crate::sql::table::candidate;
 
@@ -19,14 +19,14 @@ pub(crate) const PAGE: usize = 500;
 pub(crate) struct Page {
     pub(crate) found: Vec<Free>,
     /// Where the next page begins; `None`: there are no more messages.
-    pub(crate) next: Option<Place>,
+    pub(crate) next: Option<SearchPlace>,
     /// Only of a search for late messages.
     pub(crate) moment: Option<Moment>,
 }
 
 /// The place of a search.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum SearchPlace {
     /// At this key, which must be read again.
     Key(Key),
     After(i64),
@@ -56,7 +56,7 @@ impl Page {
         let last = found.get(PAGE - 1).map(|last| last.sequence);
         Self {
             found,
-            next: last.map(Place::After),
+            next: last.map(SearchPlace::After),
             moment: None,
         }
     }
@@ -88,8 +88,8 @@ impl Free {
     }
 
     /// The message's stream, and its position there.
-    pub(crate) fn found(&self) -> Found {
-        Found {
+    pub(crate) fn found(&self) -> FoundStream {
+        FoundStream {
             stream: Stream {
                 topic: self.topic(),
                 is_keyed: self.ordering_key.is_some(),
@@ -104,7 +104,7 @@ impl Free {
 }
 
 /// The columns of a [`Free`], and their SQL types.
-pub(super) type Columns = <Free as Queryable<ColumnsSql, Pg>>::Row;
+pub(super) type FreeColumns = <Free as Queryable<ColumnsSql, Pg>>::Row;
 pub(super) type ColumnsSql = (
     BigInt,
     Text,

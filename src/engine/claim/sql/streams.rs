@@ -19,7 +19,7 @@ use crate::sql::table::candidate;
 
 /// A stream, and the position of its first live message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct FoundStream {
     pub(crate) stream: Stream,
     pub(crate) first: Position,
 }
@@ -27,7 +27,7 @@ pub(crate) struct Found {
 /// Topic, destination and position, and whether the messages have a key.
 type FoundSql = ((Text, Text, Timestamptz, BigInt), Bool);
 
-impl Queryable<FoundSql, Pg> for Found {
+impl Queryable<FoundSql, Pg> for FoundStream {
     type Row = ((String, String, PgTimestamp, i64), bool);
 
     fn build(row: Self::Row) -> deserialize::Result<Self> {
@@ -41,7 +41,7 @@ impl Queryable<FoundSql, Pg> for Found {
 }
 
 /// All streams, by loose index scans: one probe for each stream.
-pub(crate) fn streams(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Found>> {
+pub(crate) fn streams(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<FoundStream>> {
     statement(format!(
         "{} SELECT *, false FROM plain UNION ALL SELECT *, true FROM keyed",
         both_scans(name, &NEXT),
@@ -56,7 +56,7 @@ pub(crate) fn streams_behind(
     conn: &mut PgConnection,
     name: &OutboxName,
     behind: i64,
-) -> QueryResult<Vec<Found>> {
+) -> QueryResult<Vec<FoundStream>> {
     let mut found = Vec::new();
     let place = (
         candidate::topic,
@@ -72,7 +72,7 @@ pub(crate) fn streams_behind(
             .order(place)
             .select((place, candidate::ordering_key.is_not_null()));
         // A plan for all sequences would use the claim index.
-        found.extend(unprepared(newest).load::<Found>(conn)?);
+        found.extend(unprepared(newest).load::<FoundStream>(conn)?);
     }
     Ok(found)
 }
@@ -102,7 +102,7 @@ pub(crate) fn streams_beside(
     conn: &mut PgConnection,
     name: &OutboxName,
     known: &[Stream],
-) -> QueryResult<Vec<Found>> {
+) -> QueryResult<Vec<FoundStream>> {
     let mut found = Vec::new();
     for is_keyed in [false, true] {
         let of_kind = known.iter().filter(|stream| stream.is_keyed == is_keyed);
@@ -121,7 +121,7 @@ fn beside(
     name: &OutboxName,
     is_keyed: bool,
     (topics, destinations): (Vec<&str>, Vec<&str>),
-) -> QueryResult<Vec<Found>> {
+) -> QueryResult<Vec<FoundStream>> {
     let which = which(is_keyed);
     let within = |from: &str| {
         format!(
@@ -261,7 +261,8 @@ mod tests {
                 .collect();
             let mut found = streams_beside(&mut conn, &outbox.name, &known).expect("the others");
             found.sort_by_key(|found| format!("{:?}", found.stream));
-            let unknown: Vec<Found> = unknown.into_iter().map(|(_, one)| one.clone()).collect();
+            let unknown: Vec<FoundStream> =
+                unknown.into_iter().map(|(_, one)| one.clone()).collect();
             assert_eq!(found, unknown, "beside {known:?}");
         }
         // A known stream without messages.
@@ -317,7 +318,7 @@ mod tests {
             "INSERT INTO outbox (topic, payload) SELECT topic, '1' FROM unnest(ARRAY['z', 'Ą', 'á']) topic",
         )
         .expect("messages");
-        let topics = |found: Vec<Found>| -> Vec<String> {
+        let topics = |found: Vec<FoundStream>| -> Vec<String> {
             found
                 .into_iter()
                 .map(|found| found.stream.topic.topic)

@@ -10,7 +10,7 @@ use diesel::result::QueryResult;
 use diesel::sql_types::Text;
 
 use super::claim::{Position, Stream, as_bigint, is_behind, is_due};
-use super::page::{Free, PAGE, Page, Place};
+use super::page::{Free, PAGE, Page, SearchPlace};
 use super::streams::is_of;
 use crate::name::OutboxName;
 use crate::sql::functions::{clock_timestamp, octet_length};
@@ -62,7 +62,7 @@ pub(crate) fn expired(
     }
     Ok(Page {
         found,
-        next: last.filter(|_| is_cut).map(Place::Behind),
+        next: last.filter(|_| is_cut).map(SearchPlace::Behind),
         moment: None,
     })
 }

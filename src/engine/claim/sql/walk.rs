@@ -7,13 +7,13 @@ use diesel::sql_types::{Array, BigInt, Bool, Text};
 use diesel::{PgConnection, RunQueryDsl};
 
 use super::claim::as_bigint;
-use super::page::{ColumnsSql, Free, PAGE, Page, Place};
+use super::page::{ColumnsSql, Free, PAGE, Page, SearchPlace};
 use crate::engine::keys::sql::ordered::Key;
 use crate::name::OutboxName;
 use crate::sql::statement::statement;
 
 /// The first message of a key, whether it is free, and the number of its key.
-type Head = (Free, bool, i64);
+type KeyHead = (Free, bool, i64);
 type HeadSql = (ColumnsSql, Bool, BigInt);
 
 /// The first message of each of the next [`PAGE`] keys, starting at `from`, by a loose index scan: one probe for each
@@ -32,7 +32,7 @@ pub(crate) fn walk(
             outbox = name.outbox(),
         )
     };
-    let heads: Vec<Head> = statement(format!(
+    let heads: Vec<KeyHead> = statement(format!(
         "WITH RECURSIVE walk AS (
             (SELECT first.*, 1::bigint AS n FROM ({first}) first)
             UNION ALL
@@ -49,7 +49,7 @@ pub(crate) fn walk(
     .giving::<HeadSql>()
     .load(conn)?;
     let last = heads.iter().find(|(.., n)| *n >= as_bigint(PAGE));
-    let next = last.and_then(|(last, ..)| last.key()).map(Place::Key);
+    let next = last.and_then(|(last, ..)| last.key()).map(SearchPlace::Key);
     Ok(page(heads, next))
 }
 
@@ -90,7 +90,7 @@ const HEAD: &str =
     "o.sequence, o.topic, o.destination, o.ordering_key, o.available_at, o.registration,
     (o.available_at <= now() AND (o.locked_by IS NULL OR o.locked_by = ANY($1))) AS is_free";
 
-fn page(heads: Vec<Head>, next: Option<Place>) -> Page {
+fn page(heads: Vec<KeyHead>, next: Option<SearchPlace>) -> Page {
     let free = heads.into_iter().filter(|(_, is_free, _)| *is_free);
     Page {
         found: free.map(|(free, ..)| free).collect(),

@@ -16,7 +16,7 @@ pub(crate) use super::address::POOLERS_TURN;
 use super::address::{OF_SESSION, refused, with_parameters};
 use super::socket::{Kind, Socket, cookies, opened_since};
 use crate::deadline::Deadline;
-use crate::engine::wake::sql::notifications::Way;
+use crate::engine::wake::sql::notifications::UrlWay;
 use crate::error::DatabaseError;
 use crate::lock::lock;
 use crate::log;
@@ -63,18 +63,18 @@ pub(crate) enum Source {
 /// A URL, and the way that was last seen to lead to a server process of one's own.
 pub(crate) struct Address {
     pub(crate) url: SecretString,
-    known: Mutex<Option<(Instant, Way)>>,
+    known: Mutex<Option<(Instant, UrlWay)>>,
 }
 
 impl Address {
-    fn way(&self) -> Result<Way, DatabaseError> {
+    fn way(&self) -> Result<UrlWay, DatabaseError> {
         let known = *lock(&self.known);
         if let Some((at, way)) = known
             && at.elapsed() < KNOWN
         {
             return Ok(way);
         }
-        let way = Way::of(&self.url)?;
+        let way = UrlWay::of(&self.url)?;
         *lock(&self.known) = way.is_own.then(|| (Instant::now(), way));
         Ok(way)
     }
@@ -117,7 +117,7 @@ impl Source {
     pub(crate) fn connect(
         &self,
         purpose: &str,
-        limits: Limits,
+        limits: StatementLimits,
     ) -> Result<Connected, DatabaseError> {
         match self {
             Self::Url(address) => connect_to(&address.url, purpose, limits, address.way()?),
@@ -135,12 +135,12 @@ impl Source {
 
 /// Connections whose sockets have no tag are opened in turn, so that each can be told from the others. One that hangs
 /// holds up nobody for longer than [`LONGEST_TURN`].
-pub(crate) struct Turn(bool);
+pub(crate) struct LoginTurn(bool);
 
 static IS_TAKEN: Mutex<bool> = Mutex::new(false);
 static TURN_ENDS: Condvar = Condvar::new();
 
-impl Turn {
+impl LoginTurn {
     pub(crate) fn wait() -> Self {
         let waited = TURN_ENDS.wait_timeout_while(lock(&IS_TAKEN), LONGEST_TURN, |taken| *taken);
         let mut is_taken = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -148,7 +148,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for LoginTurn {
     fn drop(&mut self) {
         if self.0 {
             *lock(&IS_TAKEN) = false;
@@ -162,7 +162,7 @@ pub(crate) struct Connected {
     pub(crate) conn: PgConnection,
     /// Set behind a pooler that gives each transaction another connection: settings last no longer than a
     /// transaction.
-    pub(crate) pooled: Option<Limits>,
+    pub(crate) pooled: Option<StatementLimits>,
     /// Closes the connection if a statement has no answer in time.
     deadline: Arc<Deadline>,
     /// The time limit that the session has now, in place of that of its limits: see [`Limits::within`].
@@ -173,7 +173,7 @@ impl Connected {
     /// Opens a connection whose statements have a deadline. `more_tries`: how often another is opened, because others were
     /// opened at the same moment.
     fn open(
-        limits: Limits,
+        limits: StatementLimits,
         more_tries: u32,
         kind: Kind,
         open: impl Fn(&Socket) -> Result<PgConnection, DatabaseError>,
@@ -182,7 +182,7 @@ impl Connected {
         let mut tries = 0;
         loop {
             if turn.is_none() && (kind != Kind::Tagged || tries > 0) {
-                turn = Some(Turn::wait());
+                turn = Some(LoginTurn::wait());
             }
             let before = cookies();
             let socket = Arc::new(Socket::new());
@@ -245,7 +245,7 @@ impl Connected {
     }
 
     /// Changes the limits of the next statements.
-    pub(crate) fn set_limits(&mut self, limits: Limits) -> QueryResult<()> {
+    pub(crate) fn set_limits(&mut self, limits: StatementLimits) -> QueryResult<()> {
         match &mut self.pooled {
             Some(pooled) => *pooled = limits,
             None => limits.set(&mut self.conn)?,
@@ -257,7 +257,11 @@ impl Connected {
 
     /// Sets the time limits of statements and locks of this moment, unless they are set already. Behind a pooler each
     /// transaction sets them.
-    pub(crate) fn limit_by(&mut self, moment: Option<Duration>, limits: Limits) -> QueryResult<()> {
+    pub(crate) fn limit_by(
+        &mut self,
+        moment: Option<Duration>,
+        limits: StatementLimits,
+    ) -> QueryResult<()> {
         if self.pooled.is_none() && self.moment != moment {
             limits.within(moment).set_timeouts(&mut self.conn)?;
             self.moment = moment;
@@ -289,7 +293,7 @@ impl Connected {
     }
 
     /// How long to wait for an answer. A pooler may let its client wait for a turn.
-    fn longest_answer(&self, limits: Limits) -> Duration {
+    fn longest_answer(&self, limits: StatementLimits) -> Duration {
         let turn = self.pooled.map_or(Duration::ZERO, |_| POOLERS_TURN);
         limits.longest_answer().saturating_add(turn)
     }
@@ -297,7 +301,7 @@ impl Connected {
 
 /// The limits of each statement, and the planner's settings.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub(crate) struct StatementLimits {
     pub(crate) statement_timeout: Duration,
     /// How long a statement may wait for a lock.
     pub(crate) lock_timeout: Duration,
@@ -306,7 +310,7 @@ pub(crate) struct Limits {
     pub(crate) plans: Plans,
 }
 
-/// The settings of [`Limits`] that limit statements and locks.
+/// The settings of [`StatementLimits`] that limit statements and locks.
 const TIMEOUTS: usize = 2;
 
 /// How the server finds rows.
@@ -319,7 +323,7 @@ pub(crate) enum Plans {
     ByIndex,
 }
 
-impl Limits {
+impl StatementLimits {
     /// The limits of a relay's threads.
     pub(crate) fn of_relay(statement_timeout: Duration, plans: Plans) -> Self {
         Self {
@@ -425,16 +429,16 @@ impl Limits {
 pub(crate) fn connect(
     database_url: &SecretString,
     purpose: &str,
-    limits: Limits,
+    limits: StatementLimits,
 ) -> Result<Connected, DatabaseError> {
-    connect_to(database_url, purpose, limits, Way::of(database_url)?)
+    connect_to(database_url, purpose, limits, UrlWay::of(database_url)?)
 }
 
 fn connect_to(
     database_url: &SecretString,
     purpose: &str,
-    limits: Limits,
-    way: Way,
+    limits: StatementLimits,
+    way: UrlWay,
 ) -> Result<Connected, DatabaseError> {
     let url = database_url.expose_secret();
     let name = ("application_name", format!("diesel-outbox {purpose}"));
@@ -471,7 +475,7 @@ mod tests {
         let url = std::env::var("DATABASE_URL")
             .expect("DATABASE_URL is set: run `make test`, or `scripts/with-postgres cargo test`");
         let manager = diesel::r2d2::ConnectionManager::<PgConnection>::new(&url);
-        let limits = Limits::of_relay(Duration::from_millis(7_654), Plans::ByIndex);
+        let limits = StatementLimits::of_relay(Duration::from_millis(7_654), Plans::ByIndex);
         let settings = |source: Source| {
             let connected = source.connect("test", limits).expect("connected");
             assert!(connected.pooled.is_none());
@@ -531,7 +535,7 @@ mod tests {
         std::thread::scope(|scope| {
             for source in sources.iter().cycle().take(3 * sources.len()) {
                 scope.spawn(move || {
-                    let limits = Limits::of_relay(Duration::from_secs(1), Plans::Any);
+                    let limits = StatementLimits::of_relay(Duration::from_secs(1), Plans::Any);
                     let mut connected = source.connect("test", limits).expect("connected");
                     let conn = &mut connected.conn;
                     conn.batch_execute("SET statement_timeout = 0")

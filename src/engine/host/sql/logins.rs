@@ -24,17 +24,17 @@ const REFUSED: [&str; 4] = [
 const PART: u32 = 5;
 
 #[derive(Debug, Default)]
-pub(crate) struct Logins(Mutex<Option<Failing>>);
+pub(crate) struct Logins(Mutex<Option<FailingLogins>>);
 
 #[derive(Debug)]
-struct Failing {
+struct FailingLogins {
     since: Instant,
     next: Instant,
     is_tried: bool,
     error: String,
 }
 
-impl Failing {
+impl FailingLogins {
     fn wait(&self, now: Instant) -> Duration {
         match self.is_tried {
             true => SHORTEST_WAIT,
@@ -45,7 +45,7 @@ impl Failing {
 
 /// A try to connect. Its end must be reported.
 #[must_use]
-pub(crate) struct Attempt<'a>(&'a Logins);
+pub(crate) struct LoginAttempt<'a>(&'a Logins);
 
 impl Logins {
     /// The last error, if it is too early for the next try.
@@ -59,14 +59,14 @@ impl Logins {
     ///
     /// # Errors
     /// The last error, if it is too early.
-    pub(crate) fn begin(&self, now: Instant) -> Result<Attempt<'_>, DatabaseError> {
+    pub(crate) fn begin(&self, now: Instant) -> Result<LoginAttempt<'_>, DatabaseError> {
         if let Some(failing) = &mut *lock(&self.0) {
             if !failing.wait(now).is_zero() {
                 return Err(DatabaseError::Connect(failing.error.clone()));
             }
             failing.is_tried = true;
         }
-        Ok(Attempt(self))
+        Ok(LoginAttempt(self))
     }
 
     /// How long to wait for the next try. `None`: the last try has succeeded.
@@ -75,7 +75,7 @@ impl Logins {
     }
 }
 
-impl Attempt<'_> {
+impl LoginAttempt<'_> {
     /// Reports the end of the try.
     pub(crate) fn end<T>(self, result: &Result<T, DatabaseError>, now: Instant) {
         let mut state = lock(&self.0.0);
@@ -89,7 +89,7 @@ impl Attempt<'_> {
             other => other.to_string(),
         };
         let wait = now.saturating_duration_since(since) / PART;
-        *state = Some(Failing {
+        *state = Some(FailingLogins {
             since,
             next: now + wait.clamp(SHORTEST_WAIT, longest(&error)),
             is_tried: false,
@@ -105,7 +105,7 @@ fn longest(error: &str) -> Duration {
     }
 }
 
-impl Drop for Attempt<'_> {
+impl Drop for LoginAttempt<'_> {
     /// After a panic, others may try.
     fn drop(&mut self) {
         if let Some(failing) = &mut *lock(&self.0.0) {

@@ -188,7 +188,7 @@ pub(crate) struct Candidate {
 const LOOKED_AT: i64 = 2000;
 
 /// The number of the lane, the sequence, when the message is available, whether it can be claimed.
-type DueRow = (i32, i64, PgTimestamp, bool);
+type DueKeyRow = (i32, i64, PgTimestamp, bool);
 type DueRowSql = (Integer, BigInt, Timestamptz, Bool);
 
 /// The messages of these lanes that appear claimable, from each lane's position, in the order of the lanes. Also the
@@ -209,7 +209,7 @@ pub(crate) fn due(
         let Some(seen) = concatenated(seen) else {
             continue;
         };
-        let seen: Vec<DueRow> = select(seen).get_result(conn)?;
+        let seen: Vec<DueKeyRow> = select(seen).get_result(conn)?;
         for of_lane in seen.chunk_by(|one, other| one.0 == other.0) {
             let number = usize::try_from(of_lane[0].0).unwrap_or(0);
             let lane = &lanes[number];
@@ -248,7 +248,7 @@ fn seen_in<'a>(
 /// Returns where the scan of the lane ended; `None`: the lane has no more messages.
 fn add_candidates(
     due: &mut Vec<Candidate>,
-    seen: &[DueRow],
+    seen: &[DueKeyRow],
     room: usize,
     goes_to: &str,
 ) -> Option<Position> {

@@ -70,7 +70,7 @@ pub(crate) fn stands_by(name: &OutboxName) -> On<'static, lease::table> {
 }
 
 /// This lease, if it is valid and its relay does not stand by.
-pub(crate) fn at_work(name: &OutboxName, id: LeaseId) -> AtWork {
+pub(crate) fn at_work(name: &OutboxName, id: LeaseId) -> LeasesAtWork {
     leases(name)
         .filter(is_valid(id))
         .filter(not(stands_by(name)))
@@ -78,7 +78,7 @@ pub(crate) fn at_work(name: &OutboxName, id: LeaseId) -> AtWork {
         .into_boxed()
 }
 
-type AtWork = BoxedSelectStatement<'static, BigInt, FromClause<lease::table>, Pg>;
+type LeasesAtWork = BoxedSelectStatement<'static, BigInt, FromClause<lease::table>, Pg>;
 
 pub(crate) fn leases(name: &OutboxName) -> lease::table {
     lease::table(name.lease())
@@ -182,7 +182,7 @@ pub(crate) fn renew(
 
 /// A valid lease, as its relay sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct SeenLease {
     /// The time until the lease expires.
     pub(crate) left: Duration,
     /// Whether this session holds the lease's lock.
@@ -200,7 +200,7 @@ pub(crate) fn look(
     name: &OutboxName,
     id: LeaseId,
     locks: bool,
-) -> QueryResult<Option<Seen>> {
+) -> QueryResult<Option<SeenLease>> {
     let found = leases(name).filter(is_valid(id));
     let soon = clock_timestamp() + other_lease::takeover_after.assume_not_null();
     // The session of a relay holds the lock of its lease, if the row says after how long others may take over.
@@ -216,8 +216,8 @@ pub(crate) fn look(
         .select(other_lease::id);
     let times = (lease::expires_at, clock_timestamp());
     let seen = (times, exists(others), stands_by(name));
-    type Row = (((PgTimestamp, PgTimestamp), bool, bool), bool);
-    let found: Option<Row> = match locks {
+    type LeaseTimes = (((PgTimestamp, PgTimestamp), bool, bool), bool);
+    let found: Option<LeaseTimes> = match locks {
         true => found
             .select((seen, pg_try_advisory_lock(lease::id)))
             .get_result(conn),
@@ -226,14 +226,14 @@ pub(crate) fn look(
             .get_result(conn),
     }
     .optional()?;
-    Ok(
-        found.map(|(((until, now), others_end, stands_by), is_locked)| Seen {
+    Ok(found.map(
+        |(((until, now), others_end, stands_by), is_locked)| SeenLease {
             left: Duration::from_micros(u64::try_from(until.0.saturating_sub(now.0)).unwrap_or(0)),
             is_locked,
             others_end,
             stands_by,
-        }),
-    )
+        },
+    ))
 }
 
 /// Removes a lease that holds no messages any more, and notifies the other relays: one that stands by may be the next,
@@ -277,7 +277,7 @@ pub(crate) fn shorten(
 
 /// The leases that hold messages in a part of the outbox.
 #[derive(Debug, diesel::Queryable)]
-pub(crate) struct Part {
+pub(crate) struct HoldersPart {
     /// The last sequence of the part; `None`: there are no messages here or after it.
     pub(crate) last: Option<i64>,
     /// The leases that hold messages.
@@ -297,7 +297,7 @@ pub(crate) fn holders(
     name: &OutboxName,
     after: i64,
     count: i64,
-) -> QueryResult<Part> {
+) -> QueryResult<HoldersPart> {
     unprepared_statement(format!(
         "SELECT max(o.sequence) AS last,
                 coalesce(array_agg(DISTINCT o.locked_by) FILTER (WHERE o.locked_by IS NOT NULL),
@@ -357,8 +357,8 @@ pub(crate) struct Watched {
 
 /// All leases.
 pub(crate) fn all(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Watched>> {
-    type Row = (i64, bool, Option<PgInterval>, PgTimestamp, PgTimestamp);
-    let rows: Vec<Row> = leases(name)
+    type LeaseTimes = (i64, bool, Option<PgInterval>, PgTimestamp, PgTimestamp);
+    let rows: Vec<LeaseTimes> = leases(name)
         .select((
             lease::id,
             lease::ended,
@@ -367,7 +367,7 @@ pub(crate) fn all(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec
             clock_timestamp(),
         ))
         .load(conn)?;
-    let of_row = |(id, has_ended, after, until, now): Row| {
+    let of_row = |(id, has_ended, after, until, now): LeaseTimes| {
         let left = until.0.saturating_sub(now.0);
         let left = Duration::from_micros(u64::try_from(left).unwrap_or(0));
         Watched {

@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::engine::claim::doubt::RanBy;
 use crate::engine::directory::Prefetched;
 use crate::engine::host::settings::Settings;
-use crate::engine::host::shared::{Parts, Shared, Signals};
+use crate::engine::host::shared::{Shared, SharedParts, Signals};
 use crate::engine::host::threads::{Cause, Life, Post};
 use crate::engine::lease::clock::LeaseClock;
 use crate::engine::lease::sql::lease::LeaseId;
@@ -38,7 +38,7 @@ fn shared() -> Shared {
     let clock = LeaseClock::of(&settings);
     clock.registered(LeaseId(1), BootTime::now());
     let signals = Signals::new(bounded(0).1, bounded(0).1).expect("a pair of sockets");
-    let parts = Parts::of_tests(settings, bulkheads, (routes, directory));
+    let parts = SharedParts::of_tests(settings, bulkheads, (routes, directory));
     Shared::new(parts, clock, signals)
 }
 

@@ -21,12 +21,12 @@ fn stream(topic: &str) -> Stream {
 }
 
 /// A survey that has found exactly these topics.
-fn all(topics: &[&str]) -> Seen {
-    let found = |topic: &&str| Found {
+fn all(topics: &[&str]) -> SeenStreams {
+    let found = |topic: &&str| FoundStream {
         stream: stream(topic),
         first: Position::START,
     };
-    Seen {
+    SeenStreams {
         found: topics.iter().map(found).collect(),
         is_all: true,
         slow: None,
@@ -163,7 +163,7 @@ fn a_new_topic_is_asked_before_thousands_that_were_drained() {
         lanes.learn(&asked, &brought(Duration::ZERO), unknown());
     }
     lanes.begin_look();
-    let new = Seen {
+    let new = SeenStreams {
         is_all: false,
         ..all(&["new"])
     };
@@ -366,8 +366,8 @@ fn streams_that_are_found_beside_the_known_ones_begin_where_they_have_something(
         available_at: 1_000,
         sequence: 7,
     };
-    let beside = Seen {
-        found: vec![Found {
+    let beside = SeenStreams {
+        found: vec![FoundStream {
             stream: stream("b"),
             first,
         }],
@@ -404,7 +404,7 @@ fn by(config: &Config) -> impl Fn(&Topic) -> To {
 fn a_slow_look_forgets_no_stream_and_none_is_there_twice() {
     let mut lanes = lanes(&["a", "b"], &[]);
     let nowhere = Config::default();
-    let slow = |topics: &[&str], is_all| Seen {
+    let slow = |topics: &[&str], is_all| SeenStreams {
         is_all,
         slow: Some(Duration::from_secs(1)),
         ..all(topics)

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{Gate, LOCKED_ROW, News, Phase};
+use super::{Gate, GateNews, LOCKED_ROW, Phase};
 use crate::clock;
 use crate::engine::send::sql::pause::{BREAKER_OPEN, Paused};
 use crate::log;
@@ -49,12 +49,12 @@ impl Gate {
     }
 
     /// Takes the change to record in the table.
-    pub(crate) fn take_news(&self) -> Option<News> {
+    pub(crate) fn take_news(&self) -> Option<GateNews> {
         self.lock().news.take()
     }
 
     /// Keeps a change that could not be recorded.
-    pub(crate) fn keep_news(&self, news: News) {
+    pub(crate) fn keep_news(&self, news: GateNews) {
         self.lock().news.get_or_insert(news);
     }
 

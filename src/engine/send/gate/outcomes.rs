@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Gate, News, Pass, Phase, State, UNUSED_PROBE};
+use super::{Gate, GateNews, GateState, Pass, Phase, UNUSED_PROBE};
 use crate::clock;
 use crate::dispatch::Pause;
 use crate::engine::send::breaker::Sign;
@@ -12,8 +12,13 @@ use crate::status::ReasonCode;
 /// A pause that extends the current one by less than this is not recorded.
 const SAME: Duration = Duration::from_secs(1);
 
-impl State {
-    pub(super) fn pause(&mut self, pause: Pause, code: ReasonCode, now: Instant) -> Option<News> {
+impl GateState {
+    pub(super) fn pause(
+        &mut self,
+        pause: Pause,
+        code: ReasonCode,
+        now: Instant,
+    ) -> Option<GateNews> {
         let until = match pause {
             Pause::UntilResumed => None,
             Pause::For(duration) => Some(clock::after(now, duration)),
@@ -28,10 +33,10 @@ impl State {
         let is_the_same = matches!((self.phase, until), (Phase::Closed { until: Some(before), .. }, Some(until))
             if until < before + SAME);
         self.close(until, false);
-        (!is_the_same).then_some(News::Paused(code, until))
+        (!is_the_same).then_some(GateNews::Paused(code, until))
     }
 
-    pub(super) fn count(&mut self, pass: &Pass, sign: Sign, now: Instant) -> Option<News> {
+    pub(super) fn count(&mut self, pass: &Pass, sign: Sign, now: Instant) -> Option<GateNews> {
         match (self.phase, sign) {
             // A send that began before the gate closed.
             (Phase::Closed { .. } | Phase::Held { .. } | Phase::Refused, _) => None,
@@ -39,7 +44,7 @@ impl State {
                 self.phase = Phase::Flowing;
                 self.openings = 0;
                 self.clear();
-                Some(News::Recovered)
+                Some(GateNews::Recovered)
             }
             (Phase::Probing { .. }, Sign::None) => {
                 self.phase = UNUSED_PROBE;
@@ -68,7 +73,7 @@ impl State {
     }
 
     /// The breaker opens.
-    fn trip(&mut self, now: Instant) -> Option<News> {
+    fn trip(&mut self, now: Instant) -> Option<GateNews> {
         let Some(window) = &self.window else {
             self.phase = Phase::Flowing;
             return None;
@@ -76,31 +81,31 @@ impl State {
         self.openings = self.openings.saturating_add(1);
         let until = clock::after(now, window.open_time(self.openings));
         self.close(Some(until), true);
-        Some(News::Opened(until, self.openings))
+        Some(GateNews::Opened(until, self.openings))
     }
 }
 
 impl Gate {
     /// Logs the change that a send has caused.
-    pub(super) fn say(&self, news: News, sign: Sign, now: Instant) {
+    pub(super) fn say(&self, news: GateNews, sign: Sign, now: Instant) {
         let (name, seconds) = (&self.name, |until: Instant| {
             until.saturating_duration_since(now).as_secs_f64()
         });
         match news {
-            News::Paused(code, Some(until)) => {
+            GateNews::Paused(code, Some(until)) => {
                 log::warn!(event = "destination_parked", destination:% = name, reason = code.as_str(), seconds = seconds(until); "{name} asked to back off for {:.0?} ({code}): holding its messages, no attempts used", until.saturating_duration_since(now));
             }
-            News::Paused(code, None) => {
+            GateNews::Paused(code, None) => {
                 log::error!(event = "destination_paused", destination:% = name, reason = code.as_str(); "paused {name} ({code}): holding its messages, no attempts used, until it is resumed (`diesel-outbox resume destination {name}`)");
             }
-            News::Opened(until, openings) => {
+            GateNews::Opened(until, openings) => {
                 let why = match sign {
                     Sign::NoWay => "cannot be reached",
                     _ => "fails too often",
                 };
                 log::warn!(event = "breaker_opened", destination:% = name, seconds = seconds(until), in_a_row = openings; "circuit breaker opened: {name} {why}; holding its messages for {:.0?}, no attempts used, then sending one as a probe", until.saturating_duration_since(now));
             }
-            News::Recovered => {
+            GateNews::Recovered => {
                 log::info!(event = "breaker_closed", destination:% = name; "circuit breaker closed: {name} accepts messages again");
             }
         }

@@ -64,7 +64,7 @@ fn the_first_send_goes_alone_and_its_answer_closes_the_gate_for_all() {
         }
     });
     assert_eq!(gate.room(), Room::Closed);
-    assert!(matches!(gate.take_news(), Some(News::Paused(..))));
+    assert!(matches!(gate.take_news(), Some(GateNews::Paused(..))));
 }
 
 /// Sends in flight get their responses a moment apart.
@@ -79,13 +79,13 @@ fn a_pause_that_is_longer_by_a_moment_is_kept_and_no_news() {
         })
         .collect();
     gate.record(&passes[0], &asked_to_wait(Duration::from_secs(5)));
-    assert!(matches!(gate.take_news(), Some(News::Paused(..))));
+    assert!(matches!(gate.take_news(), Some(GateNews::Paused(..))));
     let before = gate.opens_at();
     gate.record(&passes[1], &asked_to_wait(Duration::from_millis(5500)));
     assert!(gate.take_news().is_none());
     assert!(gate.opens_at() > before);
     gate.record(&passes[2], &asked_to_wait(Duration::from_secs(20)));
-    assert!(matches!(gate.take_news(), Some(News::Paused(..))));
+    assert!(matches!(gate.take_news(), Some(GateNews::Paused(..))));
 }
 
 #[test]
@@ -109,20 +109,20 @@ fn a_breaker_opens_probes_and_closes() {
     });
     send(&gate, &failed(ReasonCode::Timeout));
     send(&gate, &failed(ReasonCode::Timeout));
-    assert!(matches!(gate.take_news(), Some(News::Opened(_, 1))));
+    assert!(matches!(gate.take_news(), Some(GateNews::Opened(_, 1))));
     let later = Instant::now() + Duration::from_millis(5);
     assert!(gate.open_in_time(later));
     gate.begin_probe(Duration::from_secs(9));
     assert_eq!(gate.room(), Room::One);
     send(&gate, &failed(ReasonCode::Timeout));
-    let Some(News::Opened(until, 2)) = gate.take_news() else {
+    let Some(GateNews::Opened(until, 2)) = gate.take_news() else {
         panic!("a failed probe opens it again");
     };
     let longer = until.saturating_duration_since(Instant::now());
     assert!(longer <= Duration::from_millis(2), "{longer:?}");
     gate.begin_probe(Duration::from_secs(9));
     send(&gate, &delivered());
-    assert_eq!(gate.take_news(), Some(News::Recovered));
+    assert_eq!(gate.take_news(), Some(GateNews::Recovered));
     assert_eq!(gate.room(), Room::Free);
 }
 

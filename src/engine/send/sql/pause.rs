@@ -92,7 +92,7 @@ pub(crate) fn all_in_time(conn: &mut PgConnection, name: &OutboxName) -> QueryRe
 
 /// All pauses, and whether one ends later than it lasts.
 fn with_limits(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<(Vec<Paused>, bool)> {
-    let rows: Vec<Row> = QueryDsl::filter(pauses(name), is_pause())
+    let rows: Vec<PauseColumns> = QueryDsl::filter(pauses(name), is_pause())
         .order((pause::kind, pause::name, pause::paused_by))
         .select((
             pause::kind,
@@ -132,7 +132,7 @@ pub(crate) fn of_each(
 }
 
 /// The columns of a pause, and the time at which they were read.
-pub(crate) type Row = (
+pub(crate) type PauseColumns = (
     String,
     String,
     String,
@@ -143,10 +143,10 @@ pub(crate) type Row = (
 );
 
 /// The pauses of these rows, and whether one ends later than it lasts.
-pub(crate) fn with_ends(rows: impl IntoIterator<Item = Row>) -> (Vec<Paused>, bool) {
+pub(crate) fn with_ends(rows: impl IntoIterator<Item = PauseColumns>) -> (Vec<Paused>, bool) {
     let is_endless = |time: &PgTimestamp| matches!(time.0, i64::MIN | i64::MAX);
     let mut are_ahead = false;
-    let pause = |(kind, name, reason, openings, (until, lasts), by, now): Row| {
+    let pause = |(kind, name, reason, openings, (until, lasts), by, now): PauseColumns| {
         let most = lasts.map_or(Duration::MAX, length);
         let left = until.filter(|until| !is_endless(until)).map(|until| {
             let micros = until.0.saturating_sub(now.0);

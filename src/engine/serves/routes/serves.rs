@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 /// A topic pattern with the destinations of its route, or a group of handlers with its topics.
-type Named = (String, Vec<String>);
+type NamedRoute = (String, Vec<String>);
 
 /// The pattern that every topic matches.
 const EVERYTHING: &str = "*";
@@ -15,11 +15,11 @@ const EVERYTHING: &str = "*";
 #[serde(default)]
 pub(crate) struct Serves {
     /// Topic patterns and their destinations, most specific first.
-    pub(crate) routes: Vec<Named>,
+    pub(crate) routes: Vec<NamedRoute>,
     /// The names of destinations with a URL.
     pub(crate) destinations: Vec<String>,
     /// Groups of handlers and their topics.
-    pub(crate) handlers: Vec<Named>,
+    pub(crate) handlers: Vec<NamedRoute>,
     /// Whether the application's own dispatcher takes all other messages.
     pub(crate) rest: bool,
     /// Whether the relay sends to members.

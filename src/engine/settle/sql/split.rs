@@ -80,11 +80,11 @@ pub(crate) fn split(
 }
 
 /// A locked message: its sequence, its stored bytes, the last destination that has its part, and its idempotency key.
-type Held = (i64, i64, Option<String>, Option<String>);
+type HeldMessage = (i64, i64, Option<String>, Option<String>);
 
 /// The parts of a message that are placed now.
-struct Taken<'a> {
-    held: &'a Held,
+struct PlacedParts<'a> {
+    held: &'a HeldMessage,
     destinations: &'a [String],
     registrations: &'a [Option<Uuid>],
     is_last: bool,
@@ -116,7 +116,7 @@ fn try_to_split(
         return Err(Error::RollbackTransaction);
     }
     done.changed = last.iter().map(|one| one.held.0).collect();
-    let last_placed = |one: &Taken<'_>| (one.held.0, one.destinations.last().cloned());
+    let last_placed = |one: &PlacedParts<'_>| (one.held.0, one.destinations.last().cloned());
     done.unfinished.extend(others.into_iter().map(last_placed));
     Ok(done)
 }
@@ -124,11 +124,11 @@ fn try_to_split(
 /// The parts that fit into a piece, by the order of these messages: the caller knows whose turn it is. In the order of the
 /// sequences, because all relays write rows in one order. Adds the messages that get no part to `unfinished`.
 fn take<'a>(
-    held: &'a HashMap<i64, Held>,
+    held: &'a HashMap<i64, HeldMessage>,
     messages: &[Split<'a>],
     piece: Piece,
     unfinished: &mut Vec<(i64, Option<String>)>,
-) -> Vec<Taken<'a>> {
+) -> Vec<PlacedParts<'a>> {
     let (mut taken, mut left) = (Vec::new(), piece);
     for (claim, parts) in messages {
         let Some(held) = held.get(&claim.sequence) else {
@@ -150,7 +150,7 @@ fn take<'a>(
             (left.parts, left.bytes) = (0, 0);
             continue;
         }
-        taken.push(Taken {
+        taken.push(PlacedParts {
             held,
             destinations: &parts.to[first..first + count],
             registrations: &parts.registrations[first..first + count],
@@ -167,9 +167,9 @@ fn lock(
     name: &OutboxName,
     lease: LeaseId,
     messages: &[Split<'_>],
-) -> QueryResult<HashMap<i64, Held>> {
+) -> QueryResult<HashMap<i64, HeldMessage>> {
     let (_, sequences, claimed_at) = in_order(messages, |(claim, _)| *claim);
-    let held: Vec<Held> = statement(format!(
+    let held: Vec<HeldMessage> = statement(format!(
         "SELECT o.sequence, (pg_column_size(o.payload) + coalesce(pg_column_size(o.headers), 0))::bigint,
                 o.split_to, o.idempotency_key
            FROM {outbox} o
@@ -190,7 +190,7 @@ fn lock(
 fn digests(
     conn: &mut PgConnection,
     name: &OutboxName,
-    taken: &[Taken<'_>],
+    taken: &[PlacedParts<'_>],
 ) -> QueryResult<HashMap<i64, Vec<u8>>> {
     let with_key = taken.iter().filter(|one| one.held.3.is_some());
     let keyed: Vec<i64> = with_key.map(|one| one.held.0).collect();
@@ -213,7 +213,7 @@ fn digests(
 fn existing(
     conn: &mut PgConnection,
     name: &OutboxName,
-    taken: &[Taken<'_>],
+    taken: &[PlacedParts<'_>],
     digests: &HashMap<i64, Vec<u8>>,
 ) -> QueryResult<Vec<(i64, Option<bool>)>> {
     let (mut sequences, mut keys, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
@@ -252,7 +252,7 @@ fn existing(
 fn place(
     conn: &mut PgConnection,
     name: &OutboxName,
-    taken: &[&Taken<'_>],
+    taken: &[&PlacedParts<'_>],
     is_last: bool,
 ) -> QueryResult<usize> {
     if taken.is_empty() {

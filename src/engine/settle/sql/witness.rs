@@ -6,7 +6,7 @@ use diesel::PgConnection;
 use diesel::result::QueryResult;
 
 use super::settle::Failed;
-use crate::engine::send::gate::News;
+use crate::engine::send::gate::GateNews;
 use crate::message::Message;
 use crate::name::OutboxName;
 
@@ -28,7 +28,7 @@ pub(crate) trait Witness: Debug + Send + Sync {
         conn: &mut PgConnection,
         name: &OutboxName,
         destination: &str,
-        news: News,
+        news: GateNews,
     ) -> QueryResult<()>;
 }
 

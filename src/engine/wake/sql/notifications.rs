@@ -20,7 +20,7 @@ use crate::sql::millis;
 
 /// Where a URL leads.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Way {
+pub(crate) struct UrlWay {
     /// Whether it leads to a server process that serves this client alone, and not to a pooler: a pooler greets its
     /// clients with an invented process id. Only then may settings last longer than a transaction. That a process stays
     /// the same for some transactions proves nothing: a pooler may give its clients the same one again.
@@ -28,7 +28,7 @@ pub(crate) struct Way {
     pub(crate) kind: Kind,
 }
 
-impl Way {
+impl UrlWay {
     /// Opens a connection to find out.
     pub(crate) fn of(url: &SecretString) -> Result<Self, DatabaseError> {
         let mut raw = Raw::connect(url, POOLERS_TURN)?;

@@ -200,14 +200,14 @@ fn check_ring(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Database
 
 /// What is known about the migrations when a column is missing.
 #[derive(Clone, Copy)]
-enum Migrations {
+enum KnownMigrations {
     /// One that is not applied may add the column.
     Unknown,
     /// None adds the column.
     AllApplied,
 }
 
-impl Migrations {
+impl KnownMigrations {
     /// Describes the missing column of the table `name` + `suffix`, and what to do.
     fn missing(self, name: &OutboxName, suffix: &str, column: &str, kind: &str) -> String {
         let table = name.suffixed(suffix);
@@ -230,7 +230,7 @@ impl Migrations {
 /// # Errors
 /// [`DatabaseError::Schema`] names the missing part and says how to fix it.
 pub(crate) fn check(conn: &mut PgConnection, name: &OutboxName) -> Result<(), DatabaseError> {
-    check_after(conn, name, Migrations::Unknown)
+    check_after(conn, name, KnownMigrations::Unknown)
 }
 
 /// The same, when all migrations are applied.
@@ -241,13 +241,13 @@ pub(crate) fn check_migrated(
     conn: &mut PgConnection,
     name: &OutboxName,
 ) -> Result<(), DatabaseError> {
-    check_after(conn, name, Migrations::AllApplied)
+    check_after(conn, name, KnownMigrations::AllApplied)
 }
 
 fn check_after(
     conn: &mut PgConnection,
     name: &OutboxName,
-    migrations: Migrations,
+    migrations: KnownMigrations,
 ) -> Result<(), DatabaseError> {
     // The server describes types and expressions by settings of the role.
     looking(conn, None, |conn| Ok(compare(conn, name, migrations)))?
@@ -256,7 +256,7 @@ fn check_after(
 fn compare(
     conn: &mut PgConnection,
     name: &OutboxName,
-    migrations: Migrations,
+    migrations: KnownMigrations,
 ) -> Result<(), DatabaseError> {
     if !table_exists(conn, name)? {
         return Err(DatabaseError::Schema(format!(

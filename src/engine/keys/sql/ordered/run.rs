@@ -14,8 +14,8 @@ use diesel::sql_types::{Array, BigInt, Text};
 
 use super::{is_not_kept_back, none_beside};
 use crate::engine::claim::sql::claim::{
-    Batch, Candidates, Claimant, Claimed, Known, LockedRow, Longest, Runs, can_be_taken, facts,
-    lock, take,
+    Batch, Candidates, Claimant, Claimed, KnownDelivery, LockedRow, Longest, Runs, can_be_taken,
+    facts, lock, take,
 };
 use crate::message::Message;
 use crate::name::OutboxName;
@@ -36,7 +36,7 @@ pub(super) fn claim_behind(
     };
     let longest = runs.longest(&batch.claimed);
     // A message that has failed, or whose relay has died, is sent alone.
-    let is_new = |one: &Claimed| one.message.attempts == 0 && one.known == Known::No;
+    let is_new = |one: &Claimed| one.message.attempts == 0 && one.known == KnownDelivery::No;
     let first = batch.claimed.iter().zip(longest);
     let first = first.filter(|(one, longest)| longest.messages > 0 && is_new(one));
     let first: HashMap<i64, First<'_>> = first

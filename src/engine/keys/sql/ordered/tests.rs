@@ -6,7 +6,7 @@ use diesel::connection::{AnsiTransactionManager, SimpleConnection, TransactionMa
 use diesel::result::Error;
 
 use super::*;
-use crate::engine::claim::sql::claim::Known;
+use crate::engine::claim::sql::claim::KnownDelivery;
 use crate::engine::settle::sql::settle;
 use crate::sql::table::{ledger, outbox};
 use crate::sql::tests::Outbox;
@@ -114,7 +114,11 @@ fn recording_deliveries_and_claiming_the_next_is_one_statement() {
     assert_eq!(recorded, [1, 3, 4, 5, 6, 7, 8]);
     let payloads = next.claimed.iter().map(|one| one.message.payload.as_str());
     assert_eq!(payloads.collect::<Vec<_>>(), ["9", "17"]);
-    assert!(next.claimed.iter().all(|one| one.known == Known::No));
+    assert!(
+        next.claimed
+            .iter()
+            .all(|one| one.known == KnownDelivery::No)
+    );
     let left: i64 = outbox::table(name.outbox())
         .count()
         .get_result(conn)
