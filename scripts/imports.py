@@ -1,5 +1,6 @@
 """Checks that imports only point down: fails if modules of a package use each other in a cycle, or if a file of the
-library uses one in a room above (scripts/rooms.txt), or if the engine speaks of what it must not know (ABSENT).
+library uses one in a room above (scripts/rooms.txt), or if the engine speaks of what it must not know (ABSENT), or if a
+type name of the library stands in two files.
 
 A module and its submodules are one unit. The units in a module must not use each other in a cycle, whichever of their
 files do. A file uses what its paths lead to, in imports and in code: the file that defines the name, through any
@@ -26,6 +27,9 @@ PRESENT = re.compile(r"EndpointRefused|endpoint_refused|rename = \"endpoints\"|f
 # A roster is a value: deciding what becomes of a message takes no lock, reads no clock and asks nobody.
 ROSTER, NOT_A_VALUE = "endpoints/roster.rs", re.compile(r"Mutex|Atomic|clock::|Verifier")
 COMMENTS = ("line_comment", "block_comment")
+TYPES = ("struct_item", "enum_item", "trait_item", "type_item", "union_item")
+# Type names that stand in two files: public ones of two modules, and what a build without HTTP has in their place.
+IN_TWO_FILES = {"Connection", "Pause", "Verdict", "EndpointClients", "EndpointVerifier", "HttpDispatcher"}
 
 
 def module_of(path, sources):
@@ -70,6 +74,8 @@ class House:
     def __init__(self, sources):
         # For each module: its file, the names that it imports with their paths, and the paths in its code.
         self.files, self.imported, self.paths = {}, {}, {}
+        # The files that define a type of this name.
+        self.types = {}
         of_tests = set()
         # The `main` of a package that is also a library imports only the library.
         paths = [path for path in sources.rglob("*.rs") if path.name != "main.rs" or not (sources / "lib.rs").exists()]
@@ -102,6 +108,9 @@ class House:
                     elif child.type == "use_declaration":
                         uses.extend(leaves(child.child_by_field_name("argument").text.decode()))
                     elif child.children and not child.type.endswith("string_literal"):
+                        # An associated type is a type of its trait.
+                        if child.type in TYPES and getattr(node.parent, "type", "") not in ("impl_item", "trait_item"):
+                            self.types.setdefault(child.child_by_field_name("name").text.decode(), set()).add(file)
                         walk(child)
                     else:
                         tokens.append(child.text.decode())
@@ -216,6 +225,11 @@ def check_rooms(house):
         for file in sources.glob("engine/**/*.rs"):
             faults += [f"{line}: the engine knows nothing of this" for line in spoken(file, ABSENT, PRESENT)]
         faults += [f"{line}: a roster is a value" for line in spoken(sources / ROSTER, NOT_A_VALUE, PRESENT)]
+        faults += [
+            f"{name} is a type of {', '.join(sorted(map(path, files)))}: a type name stands in one file"
+            for name, files in house.types.items()
+            if len({file for file in files if "simulation" not in path(file)}) > 1 and name not in IN_TWO_FILES
+        ]
     for fault in sorted(faults):
         print(f"imports: {fault}", file=sys.stderr)
     return not faults
