@@ -7,6 +7,8 @@ use metrics::gauge;
 
 use super::bulkheads::Dispatchers;
 use super::members::{clients, members, witness};
+#[cfg(not(feature = "endpoints"))]
+use super::sql::registered;
 use super::{Relay, RelayBuilder};
 use crate::config::{Config, ConfigError};
 use crate::doctor::sql::rights::check_relay;
@@ -167,6 +169,8 @@ impl CheckedSettings {
                 #[cfg(feature = "operate")]
                 counts::chore,
                 cleaning::chore,
+                #[cfg(not(feature = "endpoints"))]
+                registered::chore,
             ],
             summary,
         };

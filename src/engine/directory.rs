@@ -182,7 +182,7 @@ pub(crate) trait Directory: Send + Sync {
         Vec::new()
     }
 
-    /// Tells people that a member does not get a message that may be for it.
+    /// Tells people that a member, or whoever wants a topic, does not get a message that may be for it.
     fn doubted(&self, _member: &str, _message: &Message) {}
 
     /// What people should know of members.

@@ -61,6 +61,8 @@ fn a_relay_without_http_gives_messages_to_handlers_and_no_url() {
         std::thread::sleep(Duration::from_millis(10));
     }
     assert!(orders.try_recv().is_err(), "the endpoint would get nothing");
+    let said = relay.health().to_string();
+    assert!(said.contains("feature `endpoints`"), "{said}");
     diesel::sql_query("DELETE FROM outbox_endpoint")
         .execute(&mut conn)
         .expect("removed");
@@ -87,6 +89,13 @@ fn a_relay_without_http_needs_no_tables_of_endpoints() {
     conn.transaction(|conn| outbox.enqueue(conn, &OrderPaid { order_id: 8 }))
         .expect("enqueued");
     assert_eq!(orders.recv_timeout(PATIENCE), Ok(8));
+    // Tables that are added are no reason to wait while nobody is registered.
+    diesel::sql_query("SELECT outbox_create_endpoints('bare')")
+        .execute(&mut conn)
+        .expect("the tables of endpoints");
+    conn.transaction(|conn| outbox.enqueue(conn, &OrderPaid { order_id: 9 }))
+        .expect("enqueued");
+    assert_eq!(orders.recv_timeout(PATIENCE), Ok(9));
     relay.shutdown(PATIENCE).expect("a clean shutdown");
-    assert_eq!(relay.stats().delivered, 1);
+    assert_eq!(relay.stats().delivered, 2);
 }
