@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks what ARCHITECTURE.md and docs/decisions.md name: files, functions in files, and decisions that others cite.
+"""Checks what ARCHITECTURE.md and docs/decisions.md name: files, functions in files, types of the table of words, and
+decisions that others cite.
 
 `engine/claim/fate.rs` is a file below src/ or of the repository; `engine/claim/fate.rs::unsent` also names a word in that file. A
 comment or page that cites `docs/decisions.md#two-clocks` needs the heading `two clocks`.
@@ -15,6 +16,8 @@ PAGES = (Path("ARCHITECTURE.md"), Path("docs/decisions.md"))
 NAMED = re.compile(r"`((?:[\w.-]+/)*[\w.-]+(?:\.(?:rs|md|py|toml|sql)|/))(?:::(\w+))?`")
 # The settings of a relay, which users write.
 NOT_OURS = {"outbox.toml"}
+# The types of a word are in the last column: `Claim`, `Claimed`.
+TYPES_OF_WORD = re.compile(r"^\| [^|`]+ \| .* \|((?: `[\w:]+`,?)+) \|$", re.MULTILINE)
 CITED = re.compile(r"decisions\.md#([\w-]+)")
 
 
@@ -32,12 +35,23 @@ def lacks(page: Path) -> list[str]:
     return found
 
 
+def lacks_types(page: Path) -> list[str]:
+    """The types of the table of words that the library has not."""
+    code = "\n".join(file.read_text() for file in Path("src").rglob("*.rs"))
+    words = page.read_text().partition("\n## Words\n")[2].partition("\n## ")[0]
+    names = [name for row in TYPES_OF_WORD.findall(words) for name in re.findall(r"[\w:]+", row)]
+    parts = [part for name in names for part in name.split("::")]
+    assert len(parts) > 20, "the table of words has another form"
+    return [f"{page}: no type {one}" for one in parts if not re.search(rf"\b(struct|enum|trait|type) {one}\b|^    {one}\b", code, re.MULTILINE)]
+
+
 def main() -> int:
     headings = re.findall(r"^###? (.+)$", PAGES[1].read_text(), re.MULTILINE)
     anchors = [heading.lower().replace(" ", "-") for heading in headings]
     wrong = [f"docs/decisions.md: two headings {one!r}" for one in sorted({a for a in anchors if anchors.count(a) > 1})]
     for page in PAGES:
         wrong += lacks(page)
+    wrong += lacks_types(PAGES[0])
     listed = subprocess.run(["git", "ls-files", "*.rs", "*.md"], check=True, capture_output=True, text=True).stdout
     for file in map(Path, listed.splitlines()):
         if file.exists():
