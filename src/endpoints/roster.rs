@@ -134,7 +134,7 @@ pub(crate) struct Registry {
     topics: Vec<String>,
     /// Whether runs of any of them have more than one message.
     pub(super) has_runs: bool,
-    /// The endpoints whose endpoints this relay may verify.
+    /// The endpoints that this relay may verify.
     pub(crate) unverified: Vec<Arc<KnownEndpoint>>,
     pub(super) last_id: u32,
     /// What this relay serves.
@@ -459,7 +459,7 @@ impl Registry {
                 None if self.is_removed(&message.destination) => sure(at, removed),
                 None => Fate::Elsewhere,
             },
-            (Way::To(number), None | Some(OF_ROUTE)) => Fate::Lane(number),
+            (Way::To(number), None | Some(OF_ROUTE)) => Fate::Bulkhead(number),
             // A group of handlers that has none for the topic.
             (_, None | Some(OF_ROUTE)) => Fate::Elsewhere,
             // The claim was made before this relay knew the registration.
@@ -480,7 +480,7 @@ impl Registry {
         // A message that is fanned out in part has parts, so it goes nowhere itself.
         let is_begun = message.split_to.is_some();
         let routed: Vec<&str> = match (way, wanting) {
-            (Way::To(number), []) if !is_begun => return Fate::Lane(number),
+            (Way::To(number), []) if !is_begun => return Fate::Bulkhead(number),
             (Way::To(number), _) => self.routes.names_of(&[number]).collect(),
             (Way::Split(numbers), _) => self.routes.names_of(numbers).collect(),
             (_, []) if self.is_without_subscriber(topic) => {

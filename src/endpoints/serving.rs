@@ -70,7 +70,7 @@ pub(crate) struct Changes {
     pub(crate) paused: Option<Vec<Paused>>,
 }
 
-/// The endpoints that fail according to their rows. A change of this column changes no gate and no other state of a
+/// The endpoints that fail according to their rows. A change of this column changes no gate and no other state of an
 /// endpoint, so it is read apart from the rows.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Failing {
@@ -101,7 +101,7 @@ impl Bad {
     }
 }
 
-/// Replaces the dispatcher of an endpoint to which this relay does not send. The claimer claims no messages for such a
+/// Replaces the dispatcher of an endpoint to which this relay does not send. The claimer claims no messages for such an
 /// endpoint, so only messages that were claimed before get here.
 struct Refusing(String);
 
@@ -290,10 +290,10 @@ impl Maker {
     }
 }
 
-/// Why a relay refuses a row with the name of one of its configured endpoints or groups of handlers.
+/// Why a relay refuses a row with the name of one of its configured destinations or groups of handlers.
 const SAME_NAME: &str = "a destination in this relay's settings has the same name";
 
-/// Why no relay sends to an endpoint whose endpoint has not shown that it wants messages.
+/// Why no relay sends to an endpoint that has not shown that it wants messages.
 const NOT_VERIFIED: &str = "the destination is not verified";
 
 /// The result of making a bulkhead.

@@ -27,7 +27,7 @@ use crate::message::Message;
 #[derive(Debug)]
 pub(crate) enum Fate {
     /// It is sent by the senders of this bulkhead.
-    Lane(usize),
+    Bulkhead(usize),
     /// It is sent to this member, with this name and registration; left to other relays, if nothing is sent to it.
     Member(u32, Arc<str>, Uuid),
     /// It gets these rows in its place. Without rows, it was fanned out before.

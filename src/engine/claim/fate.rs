@@ -86,7 +86,7 @@ impl Ways<'_> {
         };
         let unsent = |to, verdict| (to, None, Err((of_none, verdict)));
         let (to, member, sent) = match fate {
-            Fate::Lane(number) => (
+            Fate::Bulkhead(number) => (
                 To::Bulkhead(number),
                 None,
                 Ok(&self.bulkheads[number].limits),

@@ -22,7 +22,7 @@ use crate::sql::pinned::{is_in_transaction, pin, pinned};
 
 /// The first wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(50);
-/// The longest wait between attempts to reach a lost database.
+/// The longest wait after failures of a session that is connected. For one that is not, see `sql/logins.rs`.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// The longest time that a connect may normally take. libpq's limit is 5 s for each address, but a name lookup has no
 /// limit, and is slow while name servers do not respond.

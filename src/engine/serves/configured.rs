@@ -92,7 +92,7 @@ impl Roster for Configured {
             Way::NotTaken | Way::UnknownDestination => Fate::Elsewhere,
             _ if !is_addressed && at.seen.is_some() => return unknown(message),
             _ if is_addressed && is_of_a_member => of_a_member(message),
-            Way::To(number) if is_addressed || message.split_to.is_none() => Fate::Lane(number),
+            Way::To(number) if is_addressed || message.split_to.is_none() => Fate::Bulkhead(number),
             Way::To(number) => names(&[number]),
             Way::Split(numbers) => names(numbers),
             Way::NoRoute => Fate::Elsewhere,

@@ -260,7 +260,7 @@ fn compare(
 ) -> Result<(), DatabaseError> {
     if !table_exists(conn, name)? {
         return Err(DatabaseError::Schema(format!(
-            "there is no outbox \"{name}\" in this database: run `diesel-outbox migrate`, or SELECT outbox_create('{name}') in a migration of yours. If the outbox is in a schema outside the search path of the role, name the schema, as in shop.outbox (OUTBOX_TABLE); the role needs USAGE on that schema"
+            "there is no outbox \"{name}\" in this database: run `diesel-outbox migrate`, or put what `diesel-outbox migrate --print` prints into a migration of yours. If the outbox is in a schema outside the search path of the role, name the schema, as in shop.outbox (OUTBOX_TABLE); the role needs USAGE on that schema"
         )));
     }
     if setting(conn, "server_encoding")? == "SQL_ASCII" {
