@@ -394,12 +394,12 @@ impl RelayBuilder {
     /// below the handlers' time limit. Without a connection, a message waits and uses no attempt.
     ///
     /// ```no_run
-    /// use diesel::r2d2::{ConnectionManager, ConnectionPool};
+    /// use diesel::r2d2::{ConnectionManager, Pool};
     /// use diesel_outbox::Relay;
     /// use std::time::Duration;
     ///
     /// let manager = ConnectionManager::<diesel::PgConnection>::new("postgres://localhost/club");
-    /// let pool = ConnectionPool::builder().connection_timeout(Duration::from_secs(1)).build(manager)?;
+    /// let pool = Pool::builder().connection_timeout(Duration::from_secs(1)).build(manager)?;
     /// let relay = Relay::builder("postgres://localhost/club").connections(move || pool.get());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
