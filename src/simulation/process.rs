@@ -18,7 +18,7 @@ use super::tables::{Row, goes_to};
 use super::wants;
 use crate::backoff::Backoff;
 use crate::builder::Dispatchers;
-use crate::clock::{self, BootTime};
+use crate::clock::{self, BootTime, simulated};
 use crate::config::{Breaker, Config, Destination, Mode, Rate, Route, Verification};
 use crate::dispatch::{Failure, Outcome, Response};
 use crate::endpoints::keeper::EndpointKeeper;
@@ -1715,6 +1715,50 @@ fn a_destination_that_another_tenant_gets_has_another_number() {
     stage.tables.borrow_mut().give("x");
     assert_ne!(number_now(), first);
     assert!(registered.registry().get(first).is_none());
+}
+
+/// R57: the endpoint is registered after the claim of the message and before the read of the rows that the claim asks for.
+/// It must not get the message, which is of an earlier transaction.
+#[test]
+fn an_endpoint_that_is_registered_before_the_read_does_not_get_a_message_claimed_before() {
+    let history = History {
+        has_endpoints: true,
+        ..History::of(1)
+    };
+    let slots = [OnceCell::new()];
+    let stage = Stage::new(&history, None, &slots, false);
+    stage.set_clocks(Duration::ZERO);
+    let process = Process::new(&stage, 0, 0, &slots[0]);
+    let (shared, registered) = (process.shared, process.served());
+    let mut one = claimed(1, "nobody.has.a.route", None);
+    one.message.claimed = clock::now();
+    one.message.age = Duration::ZERO;
+    let enqueued = one.message.created_at;
+    let batch = Batch {
+        claimed: vec![one],
+        registrations: Some(1),
+        ..Batch::default()
+    };
+    let jobs = shared.took(batch, LeaseId(1), |unsure| {
+        assert_eq!(unsure.len(), 1, "the rows are read");
+        simulated::set(Some((
+            clock::now() + Duration::from_secs(1),
+            Duration::ZERO,
+        )));
+        stage.tables.borrow_mut().put("x", true, 0);
+        let changes =
+            (stage.tables.borrow()).registered_since(&registered.registry(), &[], false, 0);
+        let mut changes = changes.expect("changes");
+        for (row, _) in &mut changes.rows {
+            row.row.topics = vec!["*".to_owned()];
+            row.row.created_at = enqueued.checked_add(Duration::from_millis(500));
+        }
+        let pool = shared.bulkheads.last().expect("the pool");
+        registered.change(changes, pool);
+        Reading::Fresh
+    });
+    let unsent = jobs[0].unsent.as_ref();
+    assert!(matches!(unsent, Some(Verdict::NoSubscriber)), "{unsent:?}");
 }
 
 /// A relay that does not send to a destination does not verify it either, and must not address messages to it for that.

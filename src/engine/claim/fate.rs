@@ -213,7 +213,6 @@ impl Shared {
         seen: Option<i64>,
         read: impl FnOnce(&[&Claimed]) -> Reading,
     ) -> Vec<Job> {
-        let now = clock::now();
         let doubted = |name: &str, message: &Message| self.directory.doubted(name, message);
         let ways = |reading| Ways {
             bulkheads: &self.bulkheads,
@@ -224,13 +223,14 @@ impl Shared {
             reading,
             seen,
         };
-        let mut known = ways(Reading::NotAsked);
+        // Taken after the roster: a member that was registered later than this would count as one of a clock set back.
+        let (mut known, mut now) = (ways(Reading::NotAsked), clock::now());
         let decided = claimed.into_iter().map(|one| known.job(one, lease, now));
         let decided: Vec<Result<Job, Claimed>> = decided.collect();
         let unsure = decided.iter().filter_map(|one| one.as_ref().err());
         let unsure: Vec<&Claimed> = unsure.collect();
         if !unsure.is_empty() {
-            known = ways(read(&unsure));
+            (known, now) = (ways(read(&unsure)), clock::now());
             for job in decided.iter().flatten() {
                 known.take_room(job);
             }
