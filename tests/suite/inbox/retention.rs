@@ -90,7 +90,11 @@ fn the_relay_cleans_the_inbox_when_a_retention_is_set() {
     assert_eq!(rows(&database, "old"), 1500);
     end(keeping);
 
-    let cleaning = relay(Some(DAY));
+    // A relay cleans again after half of a short retention. Whatever the machine does, the young row stays younger.
+    database.execute(
+        "UPDATE outbox_inbox SET handled_at = now() + interval '1 day' WHERE source = 'young'",
+    );
+    let cleaning = relay(Some(Duration::from_secs(4)));
     eventually("the inbox is cleaned", || rows(&database, "old") == 0);
     add_old(&database, 1);
     eventually("the inbox is cleaned again", || rows(&database, "old") == 0);
