@@ -6,17 +6,17 @@
 //!
 //! ```no_run
 //! use diesel::{Connection, PgConnection};
-//! use diesel_outbox::admin::{self, DeadFilter, Pausable};
+//! use diesel_outbox::admin::{self, Pausable, Selection};
 //! use diesel_outbox::{OutboxName, ReasonCode};
 //!
 //! let outbox: OutboxName = "outbox".parse()?;
 //! let mut conn = PgConnection::establish("postgres://localhost/shop")?;
 //!
 //! // Requeue the messages that were dead-lettered because of 5xx responses …
-//! let filter = DeadFilter::default()
+//! let letters = Selection::default()
 //!     .topic("order.paid".to_owned())
 //!     .reason(ReasonCode::ServerError);
-//! let sequences = admin::matching_dead_letters(&mut conn, &outbox, &filter)?;
+//! let sequences = admin::matching_dead_letters(&mut conn, &outbox, &letters)?;
 //! let note = admin::Note::new("alice", "the receiver is fixed");
 //! let requeued = admin::requeue(&mut conn, &outbox, &sequences, &note)?;
 //! println!("{requeued} of {} dead letters are due again", sequences.len());
@@ -39,13 +39,12 @@ pub use crate::operate::expunge::{expunge, expunge_all};
 pub use crate::operate::forget::{Forgotten, forget};
 pub use crate::operate::pauses::{Pause, pause, pauses, resume};
 pub use crate::operate::replay::{ReplayRun, replay};
-pub use crate::operate::sql::dead::DeadFilter;
+pub use crate::operate::selection::Selection;
 pub use crate::operate::sql::depths::{DeadDepth, Depths, LaneDepth};
 pub use crate::operate::sql::expunge::{Expunged, Subject};
 pub use crate::operate::sql::messages::LetterId;
 pub use crate::operate::sql::place::Place;
-pub use crate::operate::sql::replay::{ReplayFilter, ReplayIds};
-pub use crate::operate::sql::waiting::WaitingFilter;
+pub use crate::operate::sql::replay::ReplayIds;
 pub use crate::operate::sql::why::{Blocker, WaitReason};
 pub use crate::operate::topics::declare_topics;
 pub use crate::operate::waiting::{Note, Verdict, cancel, reschedule, retry, settle, wait_reasons};

@@ -1,7 +1,11 @@
 //! What operators do and ask, with the words of health. It uses the engine and endpoints; the functions that
 //! applications call are in `admin`, those of the program in `program`.
 
+#[cfg(feature = "program")]
+pub(crate) mod acts;
 pub(crate) mod bulk;
+#[cfg(feature = "program")]
+pub(crate) mod chosen;
 pub(crate) mod counts;
 pub(crate) mod dead_letters;
 pub(crate) mod depths;
@@ -14,6 +18,7 @@ pub(crate) mod messages;
 pub(crate) mod overview;
 pub(crate) mod pauses;
 pub(crate) mod replay;
+pub(crate) mod selection;
 pub(crate) mod server;
 pub(crate) mod sql;
 pub(crate) mod states;

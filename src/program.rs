@@ -23,12 +23,12 @@ use crate::http::HttpDispatcher;
 use crate::metrics::{LOG_DROPPED, READY};
 use crate::name::OutboxName;
 use crate::operate::bulk::Bulk;
+use crate::operate::selection::Selection;
 use crate::operate::sql::audit;
-use crate::operate::sql::dead::DeadFilter;
 use crate::operate::sql::place::Place;
-use crate::operate::sql::waiting::WaitingFilter;
 use crate::operate::waiting::Note;
 use crate::outbox::sql::waiting::MessageRef;
+use crate::sql::brief;
 use crate::sql::pinned::pinned;
 use crate::status::ReasonCode;
 
@@ -47,6 +47,8 @@ pub use crate::endpoints::public_error::{PUBLIC_ERRORS, TOKEN_WORDS};
 pub use crate::endpoints::sql::served::RefusedEndpoint;
 pub use crate::endpoints::sql::subscribers::Freed;
 pub use crate::engine::serves::sql::topics::KnownTopic;
+pub use crate::operate::acts::{ACTS, Act as ManyAct, ActError, Performed, Preview, Which, Words};
+pub use crate::operate::chosen::{Chosen, WrongChoice, time as parse_time};
 pub use crate::operate::counts::DepthGauges;
 pub use crate::operate::dead_letters::{
     Change, change as change_dead_letters, dead_groups, dead_letters, dead_letters_at,
@@ -69,7 +71,6 @@ pub use crate::operate::sql::audit::{
 pub use crate::operate::sql::blocked::BlockedKey;
 pub use crate::operate::sql::dead::DeadGroup;
 pub use crate::operate::sql::history::HistoryEntry;
-pub use crate::operate::sql::ledger::LedgerFilter;
 pub use crate::operate::sql::messages::{KeptIn, MessageRecord};
 pub use crate::operate::sql::payloads::StoredPayload;
 pub use crate::operate::sql::requests::{Keyed, Known};
@@ -78,13 +79,24 @@ pub use crate::operate::sql::troubles::{StatusCount, TroubleCount};
 pub use crate::operate::states::{DestinationState, destinations as destination_states, held};
 pub use crate::operate::tail::{Tail, TailFilter};
 pub use crate::operate::topics::{
-    LiveTopic, TopicChange, TopicError, change_topics, freed_by, known_topics, routed_topics,
-    topics,
+    LiveTopic, TopicChange, TopicError, change_topics, freed_by, known_topics, topics,
 };
 pub use crate::operate::waiting::{wait_reasons_of, waiting};
 pub use crate::outbox::sql::searched::Searched;
 pub use crate::outbox::sql::seek::MessageKey;
 pub use crate::setup::sql::migrate::EndpointTables;
+
+/// Runs statements in a transaction that limits each, and its waits for locks.
+///
+/// # Errors
+/// That of the statements.
+pub fn limited<T>(
+    conn: &mut PgConnection,
+    timeout: Duration,
+    work: impl FnOnce(&mut PgConnection) -> Result<T, DatabaseError>,
+) -> Result<T, DatabaseError> {
+    brief::limited(conn, timeout, work)
+}
 
 /// What was asked about endpoints. An outbox without their tables has none.
 ///
@@ -164,14 +176,9 @@ pub fn shown_auth(auth: &Auth) -> Vec<(&'static str, String)> {
     auth.shown()
 }
 
-/// The filter for the next page of waiting messages: only those after this place.
-pub fn waiting_after(filter: WaitingFilter, place: impl Into<Option<Place>>) -> WaitingFilter {
-    filter.after(place)
-}
-
-/// The filter for the next page of dead letters: only those from before this place.
-pub fn dead_before(filter: DeadFilter, place: impl Into<Option<Place>>) -> DeadFilter {
-    filter.before(place)
+/// The selection of the next page of a list: only what stands behind this place.
+pub fn behind(selection: Selection, place: impl Into<Option<Place>>) -> Selection {
+    selection.behind(place)
 }
 
 /// What an operator should do about messages that no relay serves, as an imperative: it keeps them. `waiting`: how many

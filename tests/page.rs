@@ -121,6 +121,18 @@ impl Page {
         self.request(&format!("POST {path}"), &[&origin, &cookie], body)
     }
 
+    /// Sends JSON as a program on the same machine does. Returns its answer.
+    pub fn json(&self, path: &str, body: &serde_json::Value) -> serde_json::Value {
+        let body = body.to_string();
+        let head = format!(
+            "POST /api/v1{path} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            self.address,
+            body.len()
+        );
+        let answer = self.raw(format!("{head}{body}").as_bytes());
+        serde_json::from_str(&answer.body).expect("JSON")
+    }
+
     /// Logs in with the token. Returns the cookie.
     pub fn log_in(&self) -> String {
         let answer = self.post("/login", "", &format!("token={TOKEN}&name=ann"));

@@ -1,9 +1,6 @@
 //! Changes of many messages: count, ask, change with a progress bar, tell.
 
-use std::time::SystemTime;
-
 use anyhow::{Result, bail};
-use diesel_outbox::ConfigError;
 use diesel_outbox::admin::{Bulk, Bulked, Note};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -31,7 +28,7 @@ pub(crate) struct How {
     pub(crate) pace: Pace,
     /// Skip the confirmation
     #[arg(long)]
-    yes: bool,
+    pub(crate) yes: bool,
     #[command(flatten)]
     pub(crate) signed: Signed,
     /// Print the result as JSON
@@ -144,34 +141,4 @@ fn tell(
         "{done} {} {which}{why}{skipped}",
         output::messages(changed.changed)
     ))
-}
-
-/// Parses the time of a flag: RFC 3339, or a duration as the time that long ago.
-pub(crate) fn time(flag: &str, text: &str) -> Result<SystemTime, ConfigError> {
-    let ago = humantime::parse_duration(text).ok();
-    let before = |ago| SystemTime::now().checked_sub(ago);
-    let time = match ago {
-        Some(ago) => Some(before(ago).unwrap_or(SystemTime::UNIX_EPOCH)),
-        None => humantime::parse_rfc3339_weak(text).ok(),
-    };
-    time.ok_or_else(|| {
-        let why =
-            format!("{text:?} is not a time: write 2026-11-21T10:00:00Z, or 2h for two hours ago");
-        ConfigError::new(flag, why)
-    })
-}
-
-/// Parses the times of two flags, of which the first must be earlier.
-pub(crate) fn span(
-    (from, since): (&str, Option<&str>),
-    until: Option<&str>,
-) -> Result<(Option<SystemTime>, Option<SystemTime>), ConfigError> {
-    let parsed = |flag: &str, text: Option<&str>| text.map(|text| time(flag, text)).transpose();
-    let (since, until) = (parsed(from, since)?, parsed("--until", until)?);
-    match since.zip(until) {
-        Some((since, until)) if since >= until => {
-            Err(ConfigError::new("--until", format!("must be after {from}")))
-        }
-        _ => Ok((since, until)),
-    }
 }

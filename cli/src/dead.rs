@@ -3,21 +3,16 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use clap::builder::NonEmptyStringValueParser;
-use diesel::PgConnection;
-use diesel_outbox::admin::{self, Bulked, DeadFilter, LetterId};
-use diesel_outbox::config::Config;
-use diesel_outbox::program::{self, Change, DeadGroup, MessageRecord};
-use diesel_outbox::{ConfigError, ReasonCode};
+use diesel_outbox::ConfigError;
+use diesel_outbox::admin::{LetterId, Selection};
+use diesel_outbox::program::{self, Chosen, DeadGroup, MessageRecord};
 use serde_json::{Value, json};
 
-use crate::bulk::{self, Pace, TO_CONTINUE};
-use crate::confirm::confirmed;
+use crate::act::{Group, OfGroup};
 use crate::connection::connect;
 use crate::number::whole;
 use crate::settings::SettingFlags;
-use crate::signed::Signed;
-use crate::values::{place, tenant};
+use crate::values::{chosen, place};
 use crate::{message, output};
 
 /// The actions of `dead`.
@@ -57,20 +52,17 @@ pub(crate) enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Requeue dead letters: due at once, attempts reset
-    Requeue {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        all: All,
-    },
-    /// Delete dead letters permanently
-    Discard {
-        #[command(flatten)]
-        which: Which,
-        #[command(flatten)]
-        all: All,
-    },
+    /// Requeue or discard them
+    #[command(flatten)]
+    Act(OfGroup<OfDead>),
+}
+
+/// The command `dead`.
+#[derive(Debug)]
+pub(crate) struct OfDead;
+
+impl Group for OfDead {
+    const NAME: &'static str = "dead";
 }
 
 #[derive(Debug, clap::Args)]
@@ -78,35 +70,8 @@ pub(crate) struct Which {
     /// Only these ids: from `dead list` (the sequence), or SEQUENCE.MESSAGE-ID where several dead letters have a sequence
     #[arg(value_name = "ID", value_parser = id)]
     ids: Vec<Id>,
-    /// Only this topic; patterns are not allowed
-    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
-    topic: Option<String>,
-    /// Only this reason, such as SERVER_ERROR
-    #[arg(long)]
-    reason: Option<String>,
-    /// Only this destination
-    #[arg(long, value_name = "NAME")]
-    destination: Option<String>,
-    /// Only this tenant (a UUID)
-    #[arg(long, value_name = "ID")]
-    tenant: Option<String>,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct All {
-    /// Select all dead letters; asks for confirmation
-    #[arg(long)]
-    all: bool,
     #[command(flatten)]
-    pace: Pace,
-    /// Skip the confirmation
-    #[arg(long)]
-    yes: bool,
-    #[command(flatten)]
-    signed: Signed,
-    /// Print the result as JSON
-    #[arg(long)]
-    json: bool,
+    chosen: Chosen,
 }
 
 /// What a person calls a dead letter. A sequence may be used again, so it may name several.
@@ -156,43 +121,21 @@ fn each_of(letters: &[LetterId]) -> String {
     each.collect::<Vec<_>>().join(", ")
 }
 
-fn reason_code(word: &str) -> Result<ReasonCode> {
-    let known = || {
-        let names: Vec<&str> = ReasonCode::ALL.iter().map(|code| code.as_str()).collect();
-        let reason = format!(
-            "{word:?} is not a reason: expected one of {}",
-            names.join(", ")
-        );
-        ConfigError::new("--reason", reason)
-    };
-    Ok(word.to_uppercase().parse().map_err(|_| known())?)
-}
-
 impl Which {
-    fn filter(&self) -> Result<DeadFilter> {
-        let reason = match &self.reason {
-            Some(reason) => Some(reason_code(reason)?),
-            None => None,
-        };
+    fn selection(&self) -> Result<Selection> {
         let sequences: Vec<i64> = self.ids.iter().map(|id| id.sequence()).collect();
-        Ok(DeadFilter::default()
-            .sequences(sequences)
-            .topic(self.topic.clone())
-            .reason(reason)
-            .destination(self.destination.clone())
-            .tenant_id(self.tenant.as_deref().map(tenant).transpose()?))
+        Ok(chosen(&self.chosen)?.sequences(sequences))
     }
 
     fn is_empty(&self) -> bool {
-        self.ids.is_empty()
-            && self.topic.is_none()
-            && self.reason.is_none()
-            && self.destination.is_none()
-            && self.tenant.is_none()
+        self.ids.is_empty() && self.chosen.is_empty()
     }
 }
 
 pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
+    if let Action::Act(act) = action {
+        act.which()?;
+    }
     let config = settings.load()?;
     let mut conn = connect(&config, "dead", Duration::from_secs(120))?;
     match action {
@@ -204,7 +147,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         } => {
             let before = before.as_deref().map(|text| place("--before", text));
             let before = before.transpose()?;
-            let filter = program::dead_before(which.filter()?, before);
+            let filter = program::behind(which.selection()?, before);
             let limit = i64::from(*limit);
             let letters = program::dead_letters(&mut conn, &config.table, &filter, limit)?;
             if letters.is_empty() && !json {
@@ -213,7 +156,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             list(&letters, limit, *json)
         }
         Action::Groups { which, limit, json } => {
-            let filter = which.filter()?;
+            let filter = which.selection()?;
             let limit = i64::from(*limit);
             let groups = program::dead_groups(&mut conn, &config.table, &filter, limit)?;
             if groups.is_empty() && !json {
@@ -262,8 +205,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
                 }
             }
         }
-        Action::Requeue { which, all } => change(&mut conn, &config, which, all, Change::Requeue),
-        Action::Discard { which, all } => change(&mut conn, &config, which, all, Change::Discard),
+        Action::Act(act) => act.run(&mut conn, &config),
     }
 }
 
@@ -375,143 +317,4 @@ fn show(letter: &MessageRecord, as_json_object: bool) -> Result<()> {
         output::line(format!("{name:<16}{value}"))?;
     }
     Ok(())
-}
-
-fn change(
-    conn: &mut PgConnection,
-    config: &Config,
-    which: &Which,
-    all: &All,
-    change: Change,
-) -> Result<()> {
-    let (verb, ending) = match change {
-        Change::Requeue => ("requeue", "requeued"),
-        Change::Discard => ("discard", "discarded"),
-    };
-    if which.is_empty() && !all.all {
-        return Err(ConfigError::new(
-            format!("dead {verb}"),
-            "give ids, --topic, --reason, --destination or --tenant, or give --all",
-        )
-        .into());
-    }
-    if !which.is_empty() && all.all {
-        return Err(ConfigError::new(
-            "--all",
-            "cannot be combined with ids, --topic, --reason, --destination or --tenant",
-        )
-        .into());
-    }
-    let mut found = admin::matching_dead_letters(conn, &config.table, &which.filter()?)?;
-    if !which.ids.is_empty() {
-        found.retain(|letter| which.ids.iter().any(|id| id.is_of(*letter)));
-    }
-    let of = |id: &Id| -> Vec<LetterId> {
-        let of_it = found.iter().filter(|letter| id.is_of(**letter));
-        of_it.copied().collect()
-    };
-    if let Some(id) = which.ids.iter().find(|id| of(id).len() > 1) {
-        bail!(
-            "cannot {verb}: several dead letters have the id {id}: give one of {}; nothing was changed",
-            each_of(&of(id))
-        );
-    }
-    let missing: Vec<String> = which
-        .ids
-        .iter()
-        .filter(|id| of(id).is_empty())
-        .map(ToString::to_string)
-        .collect();
-    if !missing.is_empty() {
-        bail!(
-            "cannot {verb}: there is no dead letter with the id {}; nothing was changed",
-            missing.join(", ")
-        );
-    }
-    if all.pace.dry_run {
-        if all.json {
-            return output::json(&json!({ "matched": found.len(), "changed": 0 }));
-        }
-        let letters = output::dead_letters(found.len());
-        return output::line(format!("{letters} would be {ending}"));
-    }
-    let question = format!(
-        "{verb} all {} of the outbox {}?",
-        output::dead_letters(found.len()),
-        config.table
-    );
-    if all.all
-        && !all.yes
-        && !found.is_empty()
-        && !confirmed(
-            &question,
-            "--all asks for confirmation: without a terminal, give --yes, too",
-        )?
-    {
-        bail!("nothing was changed");
-    }
-    let note = all.signed.note();
-    let (done, is_stopped) =
-        bulk::perform(found.len() as u64, &all.pace, &note, TO_CONTINUE, |bulk| {
-            Ok(program::change_dead_letters(
-                conn,
-                &config.table,
-                &found,
-                change,
-                bulk,
-            )?)
-        })?;
-    if all.json {
-        output::json(&json!({ "matched": found.len(), "changed": done.changed }))?;
-    } else {
-        tell(conn, config, which, &found, (ending, &done))?;
-    }
-    if is_stopped {
-        bail!("stopped by a signal; {TO_CONTINUE}");
-    }
-    Ok(())
-}
-
-fn tell(
-    conn: &mut PgConnection,
-    config: &Config,
-    which: &Which,
-    found: &[LetterId],
-    (ending, done): (&str, &Bulked),
-) -> Result<()> {
-    let changed = done.changed;
-    if done.skipped > 0 {
-        return output::line(format!(
-            "{ending} {changed}; {} unchanged: their idempotency keys are in the outbox again, or another operator was faster",
-            done.skipped
-        ));
-    }
-    let why = match &which.topic {
-        Some(topic) if found.is_empty() => not_dead(conn, config, topic)?,
-        None if found.is_empty() && !which.is_empty() => ": no dead letter matches".to_owned(),
-        _ => String::new(),
-    };
-    output::line(format!("{ending} {changed}{why}"))
-}
-
-/// Why no dead letter of a topic was found. A topic that is found nowhere is probably misspelt.
-fn not_dead(conn: &mut PgConnection, config: &Config, topic: &str) -> Result<String> {
-    let filter = DeadFilter::default().topic(topic.to_owned());
-    let topic = output::shown(topic);
-    if !program::dead_letters(conn, &config.table, &filter, 1)?.is_empty() {
-        return Ok(format!(
-            ": no dead letter of the topic {topic} matches the other filters"
-        ));
-    }
-    let live = program::topics(conn, &config.table)?;
-    if live.iter().any(|one| one.topic == topic) {
-        return Ok(format!(": no dead letter has the topic {topic}"));
-    }
-    let advice = match topic.contains('*') {
-        true => "give one topic, because patterns are not allowed",
-        false => "check the spelling",
-    };
-    Ok(format!(
-        ": no dead letter and no message in the outbox has the topic {topic}: {advice}"
-    ))
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Result, bail};
 use clap::builder::PossibleValuesParser;
 use diesel::{Connection, PgConnection};
-use diesel_outbox::admin::{self, Bulk, Note, WaitingFilter};
+use diesel_outbox::admin::{self, Bulk, Note, Selection};
 use diesel_outbox::config::{Auth, Config, SigningSecret, Verification};
 use diesel_outbox::endpoints::{Endpoint, EndpointError, EndpointFilter, Endpoints, Hand};
 use diesel_outbox::program::{self, Act, PolicyOption, parse_duration};
@@ -456,7 +456,7 @@ fn ask_to_remove(
     if endpoints.get(conn, name)?.is_none() {
         return missing(name);
     }
-    let waits_for_it = WaitingFilter::default().destination(name.to_owned());
+    let waits_for_it = Selection::default().destination(name.to_owned());
     let count = Bulk::new(note).dry_run();
     let ends = match admin::cancel_all(conn, table, &waits_for_it, count)?.changed {
         0 => "no message waits for it".to_owned(),

@@ -3,6 +3,7 @@
 //! What is public here is for the project's own laboratory, and may change with any version. Applications use the
 //! crate `diesel-outbox`.
 
+mod act;
 pub mod admin;
 mod bulk;
 mod check;

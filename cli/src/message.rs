@@ -15,6 +15,7 @@ use diesel_outbox::{ReasonCode, Status};
 use diesel_outbox_pages::message::{self, APPLICATION, REPLAYED, for_destination};
 use serde_json::{Value, json};
 
+use crate::act::{Group, OfGroup};
 use crate::connection::connect;
 use crate::output;
 use crate::settings::SettingFlags;
@@ -32,10 +33,9 @@ pub(crate) enum Action {
     },
     /// List waiting messages (pending, sending, retrying), next due first
     List(waiting::List),
-    /// Make messages due now that wait for a retry: one, or all that match
-    Retry(waiting::OneOrMany),
-    /// Cancel waiting messages, so that they are not sent: one, or all that match
-    Cancel(waiting::OneOrMany),
+    /// Retry or cancel them
+    #[command(flatten)]
+    Act(OfGroup<OfMessage>),
     /// Change the due time of a waiting message
     Reschedule(waiting::Reschedule),
     /// Settle a message or dead letter by hand: delivered by other means, or not to be sent
@@ -45,14 +45,24 @@ pub(crate) enum Action {
     Expunge(expunge::Expunge),
 }
 
+/// The command `message`.
+#[derive(Debug)]
+pub(crate) struct OfMessage;
+
+impl Group for OfMessage {
+    const NAME: &'static str = "message";
+}
+
 pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
+    if let Action::Act(act) = action {
+        act.which()?;
+    }
     let config = settings.load()?;
     let mut conn = connect(&config, "message", Duration::from_secs(120))?;
     match action {
         Action::Show { which, json } => show_message(&mut conn, &config, which, *json),
         Action::List(options) => waiting::list(&mut conn, &config, options),
-        Action::Retry(options) => waiting::retry(&mut conn, &config, options),
-        Action::Cancel(options) => waiting::cancel(&mut conn, &config, options),
+        Action::Act(act) => act.run(&mut conn, &config),
         Action::Reschedule(options) => waiting::reschedule(&mut conn, &config, options),
         Action::Settle(options) => waiting::settle(&mut conn, &config, options),
         Action::Expunge(options) => expunge::run(&mut conn, &config, options),
@@ -112,7 +122,7 @@ fn several(which: &str, records: &[MessageRecord]) -> usize {
     ids.len()
 }
 
-fn unknown(which: &str, config: &Config) -> String {
+pub(crate) fn unknown(which: &str, config: &Config) -> String {
     format!(
         "there is no message with the id, key or sequence {which:?} in the outbox \"{}\" or its ledger",
         config.table

@@ -1,14 +1,13 @@
 //! `diesel-outbox replay`
 
 use std::io::IsTerminal;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
-use clap::builder::NonEmptyStringValueParser;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, Bulk, Bulked, ReplayFilter, ReplayIds, ReplayRun};
+use diesel_outbox::admin::{self, Bulk, Bulked, ReplayIds, ReplayRun};
 use diesel_outbox::config::Config;
-use diesel_outbox::program::{self, MessageKey};
+use diesel_outbox::program::{self, Chosen, MessageKey};
 use diesel_outbox::{ConfigError, Status};
 use serde_json::json;
 
@@ -25,28 +24,16 @@ use crate::{output, values};
     after_help = "A message can be replayed if the ledger has its payload, that is, if OUTBOX_LEDGER_PAYLOAD was \
     true when the message was delivered. Headers and times are kept with the payload. Messages are replayed in \
     the order of their deliveries, and keep their ordering keys. A message that named a destination goes there again. \
-    Other messages go to --destination, or follow the current routes. Receivers see the same message id, and ignore \
+    With --destination, only messages delivered there are replayed, and they go there again (\"\": only those that \
+    named none). Other messages follow the current routes. Receivers see the same message id, and ignore \
     the message if they handle each id once: with --new-ids, they handle it again."
 )]
 pub(crate) struct Options {
     /// Only these messages: message ids, idempotency keys or sequences
     #[arg(value_name = "ID")]
     ids: Vec<String>,
-    /// Only messages delivered since this time: 2026-11-21T10:00:00Z, or 2h for two hours ago
-    #[arg(long, value_name = "TIME")]
-    from: Option<String>,
-    /// Only messages delivered before this time [default: now]
-    #[arg(long, value_name = "TIME")]
-    until: Option<String>,
-    /// Only this topic; patterns are not allowed
-    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
-    topic: Option<String>,
-    /// Only messages delivered to this destination, to which they go again ("" for messages that named none)
-    #[arg(long, value_name = "NAME")]
-    destination: Option<String>,
-    /// Only this tenant (a UUID)
-    #[arg(long, value_name = "ID")]
-    tenant: Option<String>,
+    #[command(flatten)]
+    chosen: Chosen,
     /// Assign new message ids, so that receivers handle the messages again
     #[arg(long)]
     new_ids: bool,
@@ -67,8 +54,13 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
-    let times = times(options)?;
-    let filter = filter(options, times)?;
+    if options.ids.is_empty() && !options.chosen.has_begin() {
+        let reason =
+            "give --since, or the messages to replay; --since 9999d selects the whole ledger";
+        return Err(ConfigError::new("replay", reason).into());
+    }
+    let selection = values::chosen(&options.chosen)?;
+    let fixed_times = options.chosen.fixed_times(&selection);
     // The name is known before the first replay, so that an interrupted run can continue.
     let run = options.run.as_deref().map_or_else(
         || Ok(ReplayRun::now()),
@@ -78,7 +70,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         },
     )?;
     let mut conn = connect(&config, "replay", Duration::from_secs(600))?;
-    let filter = filter.idempotency_keys(keys(&mut conn, &config, &options.ids)?);
+    let selection = selection.idempotency_keys(keys(&mut conn, &config, &options.ids)?);
     let ids = if options.new_ids {
         ReplayIds::New
     } else {
@@ -86,7 +78,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     };
     let note = options.signed.note();
     let mut replay =
-        |bulk: Bulk<'_>| admin::replay(&mut conn, &config.table, &filter, ids, &run, bulk);
+        |bulk: Bulk<'_>| admin::replay(&mut conn, &config.table, &selection, ids, &run, bulk);
     let found = replay(Bulk::new(&note).dry_run())?;
     if found.without_payload > 0 && !options.json {
         output::line(format!(
@@ -119,10 +111,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     {
         bail!("nothing was replayed");
     }
-    let how_to_continue = format!(
-        "to continue, repeat the command with --run {run}{}",
-        fixed_times(options, times)
-    );
+    let how_to_continue = format!("to continue, repeat the command with --run {run}{fixed_times}");
     let (replayed, is_stopped) = bulk::perform(
         found.changed,
         &options.pace,
@@ -135,42 +124,6 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
         bail!("stopped by a signal; {how_to_continue}");
     }
     Ok(())
-}
-
-/// Flags with absolute times for times given as durations, which would select other messages later.
-fn fixed_times(options: &Options, (since, until): Times) -> String {
-    let fixed = |flag: &str, given: &Option<String>, time: Option<SystemTime>| match (given, time) {
-        (Some(text), Some(time)) if humantime::parse_duration(text).is_ok() => {
-            format!(" {flag} {}", humantime::format_rfc3339_micros(time))
-        }
-        _ => String::new(),
-    };
-    fixed("--from", &options.from, since) + &fixed("--until", &options.until, until)
-}
-
-/// From when until when.
-type Times = (Option<SystemTime>, Option<SystemTime>);
-
-fn times(options: &Options) -> Result<Times> {
-    if options.ids.is_empty() && options.from.is_none() {
-        let reason =
-            "give --from, or the messages to replay; --from 9999d selects the whole ledger";
-        return Err(ConfigError::new("replay", reason).into());
-    }
-    Ok(bulk::span(
-        ("--from", options.from.as_deref()),
-        options.until.as_deref(),
-    )?)
-}
-
-fn filter(options: &Options, (since, until): Times) -> Result<ReplayFilter> {
-    let tenant = options.tenant.as_deref().map(values::tenant).transpose()?;
-    Ok(ReplayFilter::default()
-        .since(since)
-        .until(until)
-        .topic(options.topic.clone())
-        .destination(options.destination.clone())
-        .tenant_id(tenant))
 }
 
 /// The idempotency keys of these messages.

@@ -10,7 +10,7 @@ use diesel_outbox::{ConfigError, DatabaseError, Outbox, ReasonCode, Status, admi
 use serde_json::{Value, json};
 
 use crate::settings::SettingFlags;
-use crate::{bulk, output, signals};
+use crate::{output, signals, values};
 
 /// How long to wait when nothing was settled, and before trying a lost database again.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -59,7 +59,9 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let filter = TailFilter {
         topics: options.topic.clone(),
         destination: options.destination.clone(),
-        since: since.map(|text| bulk::time("--since", text)).transpose()?,
+        since: since
+            .map(|text| values::time("--since", text))
+            .transpose()?,
     };
     let (url, is_json) = (options.forward_to.clone(), options.json);
     signals::or_until_signal(move || follow(&config, filter, url.as_deref(), is_json))

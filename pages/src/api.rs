@@ -36,12 +36,26 @@ const MOST: usize = 100;
 /// What the query of each list takes.
 const OF_LISTS: [&str; 2] = ["limit", "cursor"];
 
-type Answer<S, V> = fn(&Call<'_, S, V>) -> Result<Vec<u8>, Problem>;
+type Answer<S, V> = Box<dyn Fn(&Call<'_, S, V>) -> Result<Answered, Problem> + Send + Sync>;
+
+/// The answer to a request.
+pub(crate) struct Answered {
+    body: Vec<u8>,
+    /// Whether there is nothing left to do. An `Idempotency-Key` keeps only such an answer: the same request goes on.
+    is_final: bool,
+}
+
+impl Answered {
+    pub(crate) fn of(answer: &impl Serialize, is_final: bool) -> Self {
+        let body = text(answer);
+        Self { body, is_final }
+    }
+}
 
 /// A route below `api/v1`. `S`: what answers; `V`: who asks.
 pub(crate) struct Route<S: 'static, V: 'static> {
     /// The name in the document.
-    pub(crate) id: &'static str,
+    pub(crate) id: Cow<'static, str>,
     pub(crate) method: Method,
     /// `{name}` is any segment.
     pub(crate) path: &'static str,
@@ -67,7 +81,7 @@ macro_rules! route {
         crate::api::Route {
             $($field: $value,)*
             ..crate::api::Route {
-                id: stringify!($answer),
+                id: stringify!($answer).into(),
                 method: http::Method::$method,
                 path: $path,
                 needs: crate::visitor::Needs::$needs,
@@ -78,10 +92,10 @@ macro_rules! route {
                 status: http::StatusCode::OK,
                 input: crate::api::input!($($input)?),
                 output: |generator| generator.subschema_for::<$output>(),
-                answer: |call| {
+                answer: Box::new(|call| {
                     let answer: $output = $answer(call $(, call.input::<$input>()?)?)?;
-                    Ok(crate::api::text(&answer))
-                },
+                    Ok(crate::api::Answered::of(&answer, true))
+                }),
             }
         }
     };
@@ -478,7 +492,9 @@ pub(crate) fn answer<'a, S, V>(
         parts: &parts,
     };
     let done = match route.method {
-        Method::GET => (route.answer)(&call).map(|body| Response::json(route.status, body)),
+        Method::GET => {
+            (route.answer)(&call).map(|answer| Response::json(route.status, answer.body))
+        }
         _ => caller(site, &visitor).act(route, &call),
     };
     done.unwrap_or_else(Response::from)

@@ -7,7 +7,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use diesel::connection::SimpleConnection;
 use diesel::result::Error::RollbackTransaction;
 use diesel::{Connection as _, PgConnection};
 use diesel_outbox::{DatabaseError, OutboxName, program};
@@ -19,7 +18,7 @@ const TURN: Duration = Duration::from_secs(2);
 /// connection may lead nowhere.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 /// How long a statement may take.
-const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 type Lent = Result<(), Box<dyn Error + Send + Sync>>;
 /// Calls the work with a connection.
@@ -132,13 +131,19 @@ impl Connection {
     }
 
     fn execute(&mut self, statements: Statements<'_>) -> Result<()> {
+        let timeout = self.timeout;
+        self.lend(Box::new(move |conn| limited(conn, timeout, statements)))
+    }
+
+    /// Runs statements without a transaction around them.
+    fn lend(&mut self, statements: Statements<'_>) -> Result<()> {
         if let Some(mut conn) = self.open()? {
-            conn.run(|conn| limited(conn, self.timeout, statements))?;
+            conn.run(statements)?;
             self.kept = Some(conn);
             return Ok(());
         }
         match &self.source {
-            Source::Lent(lend) => self::lent(&**lend, self.timeout, statements),
+            Source::Lent(lend) => self::lent(&**lend, statements),
             Source::Url(_) => Err(anyhow!("no connection was opened")),
         }
     }
@@ -159,9 +164,9 @@ fn valued<T>(
 }
 
 /// Runs statements with a connection that is lent.
-fn lent(lend: &Lend<'_>, timeout: Duration, statements: Statements<'_>) -> Result<()> {
+fn lent(lend: &Lend<'_>, statements: Statements<'_>) -> Result<()> {
     let (mut statements, mut done) = (Some(statements), None);
-    lend(&mut |conn| done = statements.take().map(|run| limited(conn, timeout, run)))
+    lend(&mut |conn| done = statements.take().map(|run| run(conn)))
         .map_err(|error| anyhow!(error))
         .context("the application has no connection for the page")?;
     Ok(done.context("the application has lent no connection to the page")??)
@@ -229,8 +234,24 @@ impl Database {
     ) -> Result<T> {
         let statements = |conn: &mut PgConnection| statements(conn, &self.outbox);
         valued(statements, |statements| match act {
-            Some(act) => lent(act.lend, STATEMENT_TIMEOUT, statements),
+            Some(act) => lent(
+                act.lend,
+                Box::new(|conn| limited(conn, STATEMENT_TIMEOUT, statements)),
+            ),
             None => self.turn(party)?.connection()?.execute(statements),
+        })
+    }
+
+    /// Runs an act of a party whose steps are transactions of their own. The act limits its statements to
+    /// [`STATEMENT_TIMEOUT`].
+    pub(crate) fn in_steps<T>(
+        &self,
+        party: &str,
+        act: impl FnOnce(&mut PgConnection, &OutboxName) -> Result<T, DatabaseError>,
+    ) -> Result<T> {
+        let statements = |conn: &mut PgConnection| act(conn, &self.outbox);
+        valued(statements, |statements| {
+            self.turn(party)?.connection()?.lend(statements)
         })
     }
 
@@ -290,20 +311,13 @@ impl Database {
     }
 }
 
-/// Runs statements in a transaction and limits the time of each. Settings of the session would not hold behind a
-/// pooler in transaction mode.
+/// Runs statements in a transaction that limits each.
 fn limited(
     conn: &mut PgConnection,
     timeout: Duration,
     statements: Statements<'_>,
 ) -> Result<(), DatabaseError> {
-    let millis = timeout.as_millis();
-    conn.transaction(|conn| {
-        conn.batch_execute(&format!(
-            "SET LOCAL statement_timeout = {millis}; SET LOCAL lock_timeout = {millis}"
-        ))?;
-        statements(conn)
-    })
+    program::limited(conn, timeout, statements)
 }
 
 /// Passes the turn on when dropped.

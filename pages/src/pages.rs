@@ -2,6 +2,7 @@
 //!
 //! `maud` escapes every value; no page bypasses it.
 
+mod acts;
 pub(crate) mod api;
 mod asked;
 mod audit;
@@ -213,15 +214,11 @@ fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
     }
 }
 
-/// Everything that changes something.
+/// Everything else than acts on many messages that changes something.
 pub(super) const ACTS: &[(&str, Answer)] = &[
-    ("/dead/requeue", dead::change::requeue),
-    ("/dead/discard", dead::change::discard),
     ("/message/cancel", messages::change::answer),
     ("/message/reschedule", messages::change::answer),
     ("/message/settle", messages::change::answer),
-    ("/messages/retry", bulk::answer),
-    ("/messages/cancel", bulk::answer),
     ("/endpoint/recover", bulk::answer),
     ("/endpoint/backfill", bulk::answer),
     ("/endpoint/disable", endpoints::change::answer),
@@ -237,7 +234,9 @@ pub(super) const ACTS: &[(&str, Answer)] = &[
 ];
 
 fn change(visit: &Visit<'_>) -> Result<Response, Refusal> {
-    let Some(act) = at(ACTS, &visit.request.path) else {
+    let path = visit.request.path.as_str();
+    let many = acts::at(path).map(|_| acts::answer as Answer);
+    let Some(act) = many.or_else(|| at(ACTS, path)) else {
         return Ok(missing(visit, "This action does not exist.", &html! {}));
     };
     let done = act(visit);

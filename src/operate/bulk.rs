@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 
 use diesel::PgConnection;
 
-use super::sql::waiting::{self, Act, WaitingFilter};
+use super::selection::{Selection, Shared};
+use super::sql::waiting::{self, Act};
 use super::waiting::Note;
 use crate::endpoints::sql::missed::Bulked;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::shows::shows;
+use crate::sql::brief::limited;
 use crate::sql::pinned::pinned;
 
 /// Messages that one transaction changes.
@@ -41,6 +43,7 @@ pub struct Bulk<'a> {
     is_dry: bool,
     /// When a search is given up; `None`: the statement's own limit applies.
     until: Option<Instant>,
+    statement_timeout: Option<Duration>,
     progress: Box<dyn FnMut(&Bulked) -> bool + 'a>,
     done: Bulked,
 }
@@ -55,6 +58,7 @@ impl<'a> Bulk<'a> {
             rate: None,
             is_dry: false,
             until: None,
+            statement_timeout: None,
             progress: Box::new(|_| true),
             done: Bulked::default(),
         }
@@ -79,6 +83,23 @@ impl<'a> Bulk<'a> {
     #[must_use]
     pub fn dry_run(mut self) -> Self {
         self.is_dry = true;
+        self
+    }
+
+    /// Sets how long each statement may take, whatever the connection's own limit is: for a connection of a pool. Defaults
+    /// to the limit of the connection.
+    ///
+    /// ```
+    /// use diesel_outbox::admin::{Bulk, Note};
+    /// use std::time::Duration;
+    ///
+    /// let note = Note::new("ada", "the receiver is fixed");
+    /// let bulk = Bulk::new(&note).statement_timeout(Duration::from_secs(10));
+    /// # let _ = bulk;
+    /// ```
+    #[must_use]
+    pub fn statement_timeout(mut self, timeout: Duration) -> Self {
+        self.statement_timeout = Some(timeout);
         self
     }
 
@@ -112,17 +133,30 @@ impl<'a> Bulk<'a> {
         self.done
     }
 
+    /// Runs statements within the limit of the change.
+    pub(crate) fn limited<T, E: From<diesel::result::Error>>(
+        &self,
+        conn: &mut PgConnection,
+        run: impl FnOnce(&mut PgConnection) -> Result<T, E>,
+    ) -> Result<T, E> {
+        match self.statement_timeout {
+            Some(timeout) => limited(conn, timeout, run),
+            None => run(conn),
+        }
+    }
+
     /// Repeats `step` until it finds nothing (`None`), or until the watcher stops the change. `step` gets the most
     /// messages that it may change.
-    pub(crate) fn steps<E>(
+    pub(crate) fn steps<E: From<diesel::result::Error>>(
         &mut self,
-        mut step: impl FnMut(usize) -> Result<Option<Bulked>, E>,
+        conn: &mut PgConnection,
+        mut step: impl FnMut(&mut PgConnection, usize) -> Result<Option<Bulked>, E>,
     ) -> Result<ControlFlow<()>, E> {
         let most = self.rate.map_or(STEP, |rate| STEP.min(rate as usize));
         let most = self.until.map_or(most, |_| most.min(SHORT_STEP));
         loop {
             let began = Instant::now();
-            let Some(done) = step(most)? else {
+            let Some(done) = self.limited(conn, |conn| step(conn, most))? else {
                 return Ok(ControlFlow::Continue(()));
             };
             self.done.changed += done.changed;
@@ -146,13 +180,13 @@ impl<'a> Bulk<'a> {
 /// ```
 /// # use diesel::PgConnection;
 /// # use diesel_outbox::{DatabaseError, OutboxName};
-/// use diesel_outbox::admin::{self, Bulk, Note, WaitingFilter};
+/// use diesel_outbox::admin::{self, Bulk, Note, Selection};
 ///
 /// /// The receiver works again: do not wait for the backoff.
 /// fn retry(conn: &mut PgConnection, outbox: &OutboxName) -> Result<u64, DatabaseError> {
-///     let filter = WaitingFilter::default().destination("billing".to_owned());
+///     let selection = Selection::default().destination("billing".to_owned());
 ///     let note = Note::new("alice", "billing is up again");
-///     Ok(admin::retry_all(conn, outbox, &filter, Bulk::new(&note))?.changed)
+///     Ok(admin::retry_all(conn, outbox, &selection, Bulk::new(&note))?.changed)
 /// }
 /// ```
 ///
@@ -161,10 +195,10 @@ impl<'a> Bulk<'a> {
 pub fn retry_all(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &WaitingFilter,
+    selection: &Selection,
     bulk: Bulk<'_>,
 ) -> Result<Bulked, DatabaseError> {
-    change_all(conn, name, filter, Act::Retry, bulk)
+    change_all(conn, name, selection, Act::Retry, bulk)
 }
 
 /// Cancels all matching messages, as [`cancel`](crate::admin::cancel) does. Messages in flight stay.
@@ -172,13 +206,13 @@ pub fn retry_all(
 /// ```
 /// # use diesel::PgConnection;
 /// # use diesel_outbox::{DatabaseError, OutboxName};
-/// use diesel_outbox::admin::{self, Bulk, Note, WaitingFilter};
+/// use diesel_outbox::admin::{self, Bulk, Note, Selection};
 ///
 /// /// Counts the reminders that would be cancelled.
 /// fn reminders(conn: &mut PgConnection, outbox: &OutboxName) -> Result<u64, DatabaseError> {
-///     let filter = WaitingFilter::default().topic("reminder".to_owned());
+///     let selection = Selection::default().topic("reminder".to_owned());
 ///     let note = Note::new("alice", "no reminders on Sundays");
-///     Ok(admin::cancel_all(conn, outbox, &filter, Bulk::new(&note).dry_run())?.changed)
+///     Ok(admin::cancel_all(conn, outbox, &selection, Bulk::new(&note).dry_run())?.changed)
 /// }
 /// ```
 ///
@@ -187,34 +221,44 @@ pub fn retry_all(
 pub fn cancel_all(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &WaitingFilter,
+    selection: &Selection,
     bulk: Bulk<'_>,
 ) -> Result<Bulked, DatabaseError> {
-    change_all(conn, name, filter, Act::Cancel, bulk)
+    change_all(conn, name, selection, Act::Cancel, bulk)
 }
 
 /// Changes all matching messages, and records the act.
 pub(crate) fn change_all<E: From<diesel::result::Error>>(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &WaitingFilter,
+    selection: &Selection,
     act: Act,
     mut bulk: Bulk<'_>,
 ) -> Result<Bulked, E> {
+    let shared = match act {
+        Act::Retry => Shared::Selected,
+        Act::Cancel => Shared::Left,
+    };
     if bulk.is_dry() {
         let count = pinned(conn, name, |conn, name| {
-            waiting::count(conn, name, filter, act)
+            let selection = selection.with_routed(conn, name, shared)?;
+            waiting::count(conn, name, &selection, act)
         })?;
         let count = usize::try_from(count).unwrap_or(0);
         return Ok(Bulked::of(count, count));
     }
+    let selection = &bulk.limited(conn, |conn| {
+        pinned(conn, name, |conn, name| {
+            selection.with_routed(conn, name, shared)
+        })
+    })?;
     let (note, mut after) = (bulk.note(), i64::MIN);
     // The end is what the totals say, whoever ended the steps.
-    let _ = bulk.steps(|most| {
+    let _ = bulk.steps(conn, |conn, most| {
         let step = pinned(conn, name, |conn, name| {
-            let step = waiting::change(conn, name, filter, act, (after, most), note.as_str())?;
+            let step = waiting::change(conn, name, selection, act, (after, most), note.as_str())?;
             if let Some((_, 1..)) = step {
-                note.audit(conn, name, act.into(), &filter.to_string())?;
+                note.audit(conn, name, act.into(), &selection.to_string())?;
             }
             Ok::<_, E>(step)
         })?;

@@ -4,8 +4,9 @@ use diesel::PgConnection;
 use diesel::result::QueryResult;
 
 use super::bulk::Bulk;
+use super::selection::Selection;
 use super::sql::audit::Act;
-use super::sql::dead::{self, DeadFilter, DeadGroup};
+use super::sql::dead::{self, DeadGroup};
 use super::sql::messages::{LetterId, MessageRecord};
 use super::waiting::Note;
 use crate::endpoints::sql::missed::Bulked;
@@ -20,11 +21,11 @@ use crate::sql::pinned::pinned;
 pub fn dead_letters(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &DeadFilter,
+    selection: &Selection,
     limit: i64,
 ) -> Result<Vec<MessageRecord>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
-        dead::list(conn, name, filter, limit)
+        dead::list(conn, name, selection, limit)
     })?)
 }
 
@@ -35,11 +36,11 @@ pub fn dead_letters(
 pub fn dead_groups(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &DeadFilter,
+    selection: &Selection,
     limit: i64,
 ) -> Result<Vec<DeadGroup>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
-        dead::groups(conn, name, filter, limit)
+        dead::groups(conn, name, selection, limit)
     })?)
 }
 
@@ -78,11 +79,11 @@ pub fn dead_letters_of(
 /// ```
 /// # use diesel::PgConnection;
 /// # use diesel_outbox::{DatabaseError, OutboxName, ReasonCode};
-/// use diesel_outbox::admin::{self, DeadFilter, Note};
+/// use diesel_outbox::admin::{self, Note, Selection};
 ///
 /// /// Discards the messages that expired before delivery.
 /// fn discard_expired(conn: &mut PgConnection, outbox: &OutboxName) -> Result<usize, DatabaseError> {
-///     let expired = DeadFilter::default().reason(ReasonCode::Expired);
+///     let expired = Selection::default().reason(ReasonCode::Expired);
 ///     let letters = admin::matching_dead_letters(conn, outbox, &expired)?;
 ///     admin::discard(conn, outbox, &letters, &Note::new("the nightly job", ""))
 /// }
@@ -93,10 +94,10 @@ pub fn dead_letters_of(
 pub fn matching_dead_letters(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &DeadFilter,
+    selection: &Selection,
 ) -> Result<Vec<LetterId>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
-        dead::matching(conn, name, filter)
+        dead::matching(conn, name, selection)
     })?)
 }
 
@@ -136,11 +137,11 @@ pub fn requeue(
 /// ```no_run
 /// # use diesel::prelude::*;
 /// use diesel_outbox::OutboxName;
-/// use diesel_outbox::admin::{self, DeadFilter, Note};
+/// use diesel_outbox::admin::{self, Note, Selection};
 ///
 /// # let mut conn = PgConnection::establish("postgres://localhost/shop")?;
 /// let outbox = OutboxName::default();
-/// let letters = admin::matching_dead_letters(&mut conn, &outbox, &DeadFilter::default())?;
+/// let letters = admin::matching_dead_letters(&mut conn, &outbox, &Selection::default())?;
 /// let note = Note::new("alice", "the orders were cancelled");
 /// let discarded = admin::discard(&mut conn, &outbox, &letters, &note)?;
 /// println!("{discarded} discarded");
@@ -183,7 +184,7 @@ pub fn change(
     }
     let (note, mut rest) = (bulk.note(), letters);
     // The end is what the totals say, whoever ended the steps.
-    let _ = bulk.steps(|most| {
+    let _ = bulk.steps(conn, |conn, most| {
         let (batch, later) = rest.split_at(most.min(rest.len()));
         if batch.is_empty() {
             return Ok(None);

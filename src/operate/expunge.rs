@@ -93,7 +93,7 @@ pub fn expunge_all(
         loop {
             let found = pinned(conn, name, |conn, name| look(conn, name, subject, after))?;
             let mut rest = found.as_slice();
-            let goes = bulk.steps(|most| {
+            let goes = bulk.steps(conn, |conn, most| {
                 let (ids, later) = rest.split_at(most.min(rest.len()));
                 rest = later;
                 if ids.is_empty() {

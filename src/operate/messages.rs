@@ -2,8 +2,9 @@
 
 use diesel::PgConnection;
 
+use super::selection::Selection;
 use super::sql::history::{self, HistoryEntry};
-use super::sql::ledger::{self, LedgerFilter};
+use super::sql::ledger;
 use super::sql::messages::{self, MessageRecord};
 use super::sql::payloads::{self, StoredPayload};
 use crate::error::DatabaseError;
@@ -94,11 +95,11 @@ pub fn key_messages(
 pub fn ledger(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &LedgerFilter,
+    selection: &Selection,
     limit: i64,
 ) -> Result<Searched<MessageRecord>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
-        ledger::ledger(conn, name, filter, limit)
+        ledger::ledger(conn, name, selection, limit)
     })?)
 }
 

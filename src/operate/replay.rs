@@ -3,8 +3,9 @@
 use diesel::PgConnection;
 
 use super::bulk::Bulk;
+use super::selection::Selection;
 use super::sql::audit::Act;
-use super::sql::replay::{self, ReplayFilter, ReplayIds};
+use super::sql::replay::{self, ReplayIds};
 use crate::endpoints::sql::missed::Bulked;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
@@ -59,7 +60,7 @@ impl std::fmt::Display for ReplayRun {
 /// before, or that shares one replay with another message, is skipped.
 ///
 /// - A replayed message goes only to the destination that it named. A message that named none goes to the
-///   requested [`destination`](ReplayFilter::destination), otherwise where the current routes lead.
+///   requested [`destination`](Selection::destination), otherwise where the current routes lead.
 /// - Topic, payload, headers, ordering key, tenant and the time of the event stay the same: receivers get what they got
 ///   first. A message whose payload is not in the ledger (`OUTBOX_LEDGER_PAYLOAD`) is not replayed.
 /// - The message id stays the same, so a receiver that remembers handled ids ignores the message; or the id is new
@@ -70,18 +71,18 @@ impl std::fmt::Display for ReplayRun {
 /// ```
 /// # use diesel::PgConnection;
 /// # use diesel_outbox::{DatabaseError, OutboxName};
-/// use diesel_outbox::admin::{self, Bulk, Note, ReplayFilter, ReplayIds, ReplayRun};
+/// use diesel_outbox::admin::{self, Bulk, Note, ReplayIds, ReplayRun, Selection};
 /// use std::time::{Duration, SystemTime};
 ///
 /// /// Billing has lost an hour of work.
 /// fn again(conn: &mut PgConnection, outbox: &OutboxName) -> Result<u64, DatabaseError> {
-///     let filter = ReplayFilter::default()
+///     let selection = Selection::default()
 ///         .since(SystemTime::now().checked_sub(Duration::from_secs(3600)))
 ///         .destination("billing".to_owned());
 ///     let note = Note::new("alice", "billing was restored from a backup");
 ///     let (ids, run) = (ReplayIds::New, ReplayRun::now());
 ///     println!("this is the run {run}");
-///     Ok(admin::replay(conn, outbox, &filter, ids, &run, Bulk::new(&note))?.changed)
+///     Ok(admin::replay(conn, outbox, &selection, ids, &run, Bulk::new(&note))?.changed)
 /// }
 /// ```
 ///
@@ -90,24 +91,24 @@ impl std::fmt::Display for ReplayRun {
 pub fn replay(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &ReplayFilter,
+    selection: &Selection,
     ids: ReplayIds,
     run: &ReplayRun,
     mut bulk: Bulk<'_>,
 ) -> Result<Bulked, DatabaseError> {
     let mut walk = pinned(conn, name, |conn, name| {
-        replay::begin(conn, name, filter, &run.0)
+        replay::begin(conn, name, selection, &run.0)
     })?;
     if bulk.is_dry() {
         return Ok(pinned(conn, name, |conn, name| {
-            replay::count(conn, name, filter, &walk)
+            replay::count(conn, name, selection, &walk)
         })?);
     }
     let note = bulk.note();
     // The end is what the totals say, whoever ended the steps.
-    let _ = bulk.steps(|most| {
+    let _ = bulk.steps(conn, |conn, most| {
         pinned(conn, name, |conn, name| {
-            let step = replay::step(conn, name, filter, ids, &mut walk, most, note.as_str())?;
+            let step = replay::step(conn, name, selection, ids, &mut walk, most, note.as_str())?;
             if let Some(Bulked { changed: 1.., .. }) = step {
                 note.audit(conn, name, Act::Replay, &run.0)?;
             }

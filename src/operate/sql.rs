@@ -32,6 +32,8 @@ pub(crate) mod replay;
 #[cfg(feature = "relay")]
 pub(crate) mod requests;
 #[cfg(feature = "relay")]
+pub(crate) mod selection;
+#[cfg(feature = "relay")]
 pub(crate) mod status;
 #[cfg(feature = "relay")]
 pub(super) mod tail;

@@ -171,28 +171,6 @@ pub enum TopicError {
     Database(#[from] DatabaseError),
 }
 
-/// The topics of live messages that name no destination, and that routes of active relays send to this one.
-///
-/// # Errors
-/// A [`DatabaseError`].
-pub fn routed_topics(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    destination: &str,
-) -> Result<Vec<String>, DatabaseError> {
-    Ok(pinned(conn, name, |conn, name| {
-        let served = served(conn, name, &BTreeSet::new())?;
-        let lanes = depths::lanes(conn, name)?.into_iter();
-        let unnamed = lanes.filter(|(_, named)| named.is_empty());
-        let topics = unnamed.map(|(topic, _)| topic);
-        QueryResult::Ok(
-            topics
-                .filter(|topic| served.is_routed_to(topic, destination))
-                .collect(),
-        )
-    })?)
-}
-
 /// A topic with live messages, for one destination.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]

@@ -4,9 +4,10 @@ use diesel::PgConnection;
 use diesel::result::QueryResult;
 use uuid::Uuid;
 
+use super::selection::{Selection, Shared};
 use super::sql::audit::{self, Act, Cost};
 use super::sql::messages::MessageRecord;
-use super::sql::waiting::{WaitingFilter, list, retry_one};
+use super::sql::waiting::{list, retry_one};
 use super::sql::why::{self, WaitReason};
 use crate::error::DatabaseError;
 use crate::message::{Due, Sequence};
@@ -31,11 +32,12 @@ const WHY: usize = 400;
 pub fn waiting(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &WaitingFilter,
+    selection: &Selection,
     limit: i64,
 ) -> Result<Searched<MessageRecord>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
-        list(conn, name, filter, limit)
+        let selection = selection.with_routed(conn, name, Shared::Selected)?;
+        list(conn, name, &selection, limit)
     })?)
 }
 

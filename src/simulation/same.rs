@@ -41,8 +41,9 @@ use crate::engine::lease::sql::lease;
 use crate::engine::send::verdict::Verdict;
 use crate::message::{Due, NewMessage, Sequence};
 use crate::name::OutboxName;
+use crate::operate::selection::Selection;
 use crate::operate::sql::messages::LetterId;
-use crate::operate::sql::replay::{self, ReplayFilter, ReplayIds};
+use crate::operate::sql::replay::{self, ReplayIds};
 use crate::operate::sql::why::{WaitReason, WhyFacts, of_live};
 use crate::operate::sql::{dead, depths};
 use crate::outbox::sql::enqueue;
@@ -76,7 +77,7 @@ fn pause_turns(n: u32) -> Duration {
 
 /// The dead letters with these sequences. No sequence is used twice here.
 fn letters(conn: &mut PgConnection, name: &OutboxName, sequences: &[i64]) -> Vec<LetterId> {
-    let all = dead::matching(conn, name, &dead::DeadFilter::default()).expect("letters");
+    let all = dead::matching(conn, name, &Selection::default()).expect("letters");
     let is_asked = |letter: &LetterId| sequences.contains(&letter.sequence.0);
     all.into_iter().filter(is_asked).collect()
 }
@@ -523,9 +524,9 @@ fn compare_on<'w>(
                 tables.reschedule(*sequence, after, now);
             }
             Ask::Replay(topic) => {
-                let filter = ReplayFilter {
+                let filter = Selection {
                     topic: Some((*topic).to_owned()),
-                    ..ReplayFilter::default()
+                    ..Selection::default()
                 };
                 let mut walk = replay::begin(&mut operator, name, &filter, RUN).expect("begun");
                 let mut step = || {

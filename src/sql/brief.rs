@@ -29,6 +29,23 @@ pub(crate) enum Locks {
     NotWaitedFor,
 }
 
+/// Runs statements in a transaction that limits each, and its waits for locks. Settings of the session would not hold
+/// behind a pooler in transaction mode.
+#[cfg(feature = "operate")]
+pub(crate) fn limited<T, E: From<Error>>(
+    conn: &mut PgConnection,
+    timeout: Duration,
+    work: impl FnOnce(&mut PgConnection) -> Result<T, E>,
+) -> Result<T, E> {
+    let limit = millis(timeout).max(1);
+    conn.transaction(|conn| {
+        conn.batch_execute(&format!(
+            "SET LOCAL statement_timeout = {limit}; SET LOCAL lock_timeout = {limit}"
+        ))?;
+        work(conn)
+    })
+}
+
 /// Runs statements in a transaction. If another session holds a row or table that they need, rolls back at once: what
 /// people and applications may lock must not hold up a relay.
 #[cfg(feature = "relay")]

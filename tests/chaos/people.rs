@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use diesel_outbox::admin::{self, Bulk, DeadFilter, Note, Pausable};
+use diesel_outbox::admin::{self, Bulk, Note, Pausable, Selection};
 use diesel_outbox::endpoints::{Endpoint, Recover};
 use diesel_outbox::{Backoff, Destination, NewMessage, RelayHandle};
 use fastrand::Rng;
@@ -90,7 +90,7 @@ fn act(database: &Database, receiver: &Receiver, rng: &mut Rng) {
             admin::pause(conn, &name, Pausable::Destination, &one.name, "x", time).expect("paused");
         }
         6 => {
-            let letters = admin::matching_dead_letters(conn, &name, &DeadFilter::default());
+            let letters = admin::matching_dead_letters(conn, &name, &Selection::default());
             let mut letters = letters.expect("dead letters");
             rng.shuffle(&mut letters);
             letters.truncate(10);

@@ -402,7 +402,10 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
     assert_eq!(later["became"], "rescheduled");
     let cancelled = json!({ "dry_run": true });
     let cancelled = program.post("/messages/cancel?topic=order.paid", cancelled);
-    assert_eq!(cancelled["changed"], 3);
+    assert_eq!(
+        (&cancelled["matched"], &cancelled["changed"]),
+        (&json!(3), &json!(0))
+    );
     assert_eq!(
         program.post("/messages/cancel?topic=other", json!({}))["changed"],
         0
@@ -413,11 +416,11 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
         assert_eq!(status, 422, "{problem}");
     }
     assert_eq!(
-        program.post("/messages/cancel", json!({ "dry_run": true }))["changed"],
+        program.post("/messages/cancel", json!({ "all": true, "dry_run": true }))["matched"],
         3
     );
     assert_eq!(
-        program.post("/messages/retry", json!({ "why": "mended" }))["changed"],
+        program.post("/messages/retry", json!({ "all": true, "why": "mended" }))["changed"],
         0
     );
     program.post(
@@ -487,21 +490,28 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
     );
     for neither in [
         json!({}),
-        json!({ "all": true, "letters": [letter] }),
-        json!({ "letters": ["x"] }),
+        json!({ "all": true, "ids": [letter] }),
+        json!({ "ids": ["x"] }),
+        json!({ "letters": [letter] }),
     ] {
         assert_eq!(program.refused(post, "/dead/requeue", neither).0, 422);
     }
-    let all = json!({ "all": true, "dry_run": true });
+    let count = json!({ "dry_run": true });
     assert_eq!(
-        program.post("/dead/requeue?reason=REJECTED", all.clone())["changed"],
+        program.post("/dead/requeue?reason=REJECTED", count.clone())["matched"],
         1
     );
-    assert_eq!(program.post("/dead/requeue?topic=other", all)["changed"], 0);
     assert_eq!(
-        program.post("/dead/requeue", json!({ "letters": [letter] }))["changed"],
-        1
+        program.post("/dead/requeue?topic=other", count)["matched"],
+        0
     );
+    let requeued = program.post("/dead/requeue", json!({ "ids": [letter] }));
+    assert_eq!(
+        (&requeued["changed"], &requeued["left"]),
+        (&json!(1), &json!(0))
+    );
+    let gone = program.post("/dead/requeue", json!({ "ids": [letter] }));
+    assert_eq!((&gone["changed"], &gone["skipped"]), (&json!(0), &json!(1)));
     assert_eq!(
         program.post("/dead/discard", json!({ "all": true }))["changed"],
         0

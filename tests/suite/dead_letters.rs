@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use diesel_outbox::ReasonCode;
-use diesel_outbox::admin::{DeadFilter, Place};
+use diesel_outbox::admin::{Place, Selection};
 use diesel_outbox::program;
 
 use crate::page::Page;
@@ -29,7 +29,7 @@ fn pages_show_each_dead_letter_once() {
     let mut conn = db.connect();
     let (mut seen, mut before): (Vec<i64>, Option<Place>) = (Vec::new(), None);
     loop {
-        let filter = program::dead_before(DeadFilter::default(), before);
+        let filter = program::behind(Selection::default(), before);
         let page = program::dead_letters(&mut conn, &db.outbox_name(), &filter, 4).expect("a page");
         let Some(last) = page.last() else { break };
         // The place travels through text, as in a link.
@@ -55,19 +55,25 @@ fn dead_letters_are_counted_before_and_requeued_at_a_rate() {
         finish(db.binary(&arguments)).code(0).stdout
     };
     let counted = dead(&["requeue", "--all", "--dry-run"]);
-    assert_eq!(counted, "25 dead letters would be requeued\n");
+    assert!(
+        counted.starts_with("25 dead letters would be requeued"),
+        "{counted}"
+    );
     let counted = dead(&["discard", "--topic", "t1", "--dry-run", "--json"]);
     let counted: serde_json::Value = serde_json::from_str(&counted).expect("JSON");
-    assert_eq!(counted, serde_json::json!({ "matched": 13, "changed": 0 }));
+    assert_eq!(
+        (&counted["matched"], &counted["changed"]),
+        (&13.into(), &0.into())
+    );
     assert_eq!(db.count("dead"), 25, "nothing was changed");
     let began = std::time::Instant::now();
-    let done = dead(&["requeue", "--topic", "t1", "--rate", "10"]);
-    assert_eq!(done, "requeued 13\n");
+    let done = dead(&["requeue", "--topic", "t1", "--yes", "--rate", "10"]);
+    assert_eq!(done, "requeued 13 dead letters\n");
     let took = began.elapsed();
     assert!(took >= std::time::Duration::from_millis(1_300), "{took:?}");
     assert_eq!(db.count("dead"), 12);
     let done = dead(&["discard", "--all", "--yes", "--rate", "1000"]);
-    assert_eq!(done, "discarded 12\n");
+    assert_eq!(done, "discarded 12 dead letters\n");
     let acts = "SELECT count(*) FROM {o}_audit WHERE act LIKE '%dead%'";
     assert_eq!(db.number(acts), 3, "each step is one act");
 }
@@ -78,7 +84,7 @@ fn groups_count_dead_letters_by_reason() {
     let db = Database::new();
     fill(&db);
     let mut conn = db.connect();
-    let all = DeadFilter::default();
+    let all = Selection::default();
     let groups = program::dead_groups(&mut conn, &db.outbox_name(), &all, 10).expect("groups");
     let seen: Vec<(&str, &str, i64, i64)> = groups
         .iter()
@@ -140,8 +146,8 @@ fn dead_letters_of_a_tenant_are_found_and_changed_alone() {
     let entries = ledger.matches("href=\"/messages?q=").count();
     assert_eq!(entries, 3, "{ledger}");
 
-    dead(&["requeue", "--topic", "t1"]);
-    dead(&["discard"]);
+    dead(&["requeue", "--topic", "t1", "--yes"]);
+    dead(&["discard", "--yes"]);
     let of_tenant = format!("SELECT count(*) FROM {{o}} WHERE tenant_id = '{tenant}'");
     assert_eq!(db.number(&of_tenant), 2);
     assert_eq!(db.number("SELECT count(*) FROM {o}"), 2);

@@ -1459,7 +1459,7 @@ fn messages_sent_again_to_a_destination_removed_long_ago_end_in_the_ledger() {
     database.execute("DELETE FROM {o}_pause WHERE kind = 'removed'");
     let relay = started(&database);
     finish(database.binary(&["dead", "requeue", "--all", "--yes"])).code(0);
-    let replay = ["replay", "--yes", "--from", "1h", "--destination", "acme"];
+    let replay = ["replay", "--yes", "--since", "1h", "--destination", "acme"];
     finish(database.binary(&replay)).code(0);
     let removed = "SELECT count(*) FROM {o}_ledger WHERE reason = 'DESTINATION_REMOVED'";
     eventually("both have ended", || database.number(removed) == 2);

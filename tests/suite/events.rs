@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use diesel::prelude::*;
-use diesel_outbox::admin::{self, DeadFilter};
+use diesel_outbox::admin::{self, Selection};
 use diesel_outbox::config::Mode;
 use diesel_outbox::program::{self, MessageKey};
 use diesel_outbox::{
@@ -398,7 +398,7 @@ fn an_event_keeps_the_time_at_which_it_occurred_until_it_is_settled() {
             "{record:?}"
         );
     }
-    let letters = program::dead_letters(conn, &name, &DeadFilter::default(), 10).expect("a list");
+    let letters = program::dead_letters(conn, &name, &Selection::default(), 10).expect("a list");
     assert_eq!(
         letters[0].occurred_at.as_deref(),
         Some("1970-01-02T00:00:00.000Z")
@@ -415,7 +415,7 @@ fn an_event_keeps_the_time_at_which_it_occurred_until_it_is_settled() {
     );
     assert_eq!(is_kept(""), 1);
     database.execute("UPDATE {o}_ledger SET payload = '1'");
-    finish(database.binary(&["replay", "--from", "1h", "--yes"])).code(0);
+    finish(database.binary(&["replay", "--since", "1h", "--yes"])).code(0);
     assert_eq!(is_kept(""), 2);
 }
 

@@ -6,9 +6,70 @@ use serde_json::json;
 
 use crate::support::{Database, Receiver, binary, end, eventually, finish};
 
-/// R66: messages that a route sends there name no destination.
+/// R71: a destination selects what routes send there, too; an act that ends messages leaves those that others get as well.
 #[test]
-fn a_retry_by_destination_names_the_topics_that_a_route_sends_there() {
+fn a_destination_selects_what_a_route_sends_there() {
+    let database = Database::new();
+    let receiver = Receiver::answering(|_| 500);
+    let named = |name| diesel_outbox::Destination::new(name, &receiver.url()).expect("a URL");
+    let hour = std::time::Duration::from_secs(3600);
+    let relay = database.keeping_relay();
+    let relay = relay
+        .backoff(diesel_outbox::Backoff::Table(vec![hour]))
+        .destination(named("billing"))
+        .destination(named("archive"))
+        .route("order.*", "billing")
+        .configure(|config| {
+            let both = diesel_outbox::Route::to_each("news.*", ["billing", "archive"]);
+            config.routes.push(both);
+        })
+        .start()
+        .expect("a relay");
+    let ask = |arguments: &[&str]| {
+        let flags = ["--destination", "billing", "--json"];
+        let all = [arguments, &flags].concat();
+        finish(database.binary(&all)).code(0).json()
+    };
+    let tried = |times: i32| {
+        let tried =
+            format!("SELECT count(*) FROM {{o}} WHERE attempts = {times} AND locked_by IS NULL");
+        eventually("the message has failed", || database.number(&tried) == 1);
+    };
+    database.enqueue("order.paid", json!({}));
+    tried(1);
+    database.execute(
+        "INSERT INTO {o} (topic, payload, available_at)
+         VALUES ('news.daily', '1', now() + interval '1 hour'), ('order.late', '1', now() + interval '1 hour')",
+    );
+    assert_eq!(ask(&["message", "retry", "--dry-run"])["matched"], 1);
+    assert_eq!(ask(&["message", "retry", "--yes"])["changed"], 1);
+    tried(2);
+    let listed = ask(&["message", "list"]);
+    assert_eq!(
+        listed["messages"].as_array().map(Vec::len),
+        Some(3),
+        "{listed}"
+    );
+
+    // Others get the news and, from now on, the late order.
+    let hook = Endpoint::new("acme", "https://hooks.example/in").topics(["order.late"]);
+    let conn = &mut database.connect();
+    (database.outbox().endpoints())
+        .put(conn, &hook)
+        .expect("put");
+    assert_eq!(ask(&["message", "cancel", "--yes"])["changed"], 1);
+    let left = "SELECT string_agg(topic, ' ' ORDER BY topic) FROM {o}";
+    assert_eq!(
+        database.text(left).as_deref(),
+        Some("news.daily order.late")
+    );
+
+    end(&relay);
+}
+
+/// R66: an operator sees which destination fails.
+#[test]
+fn the_status_names_the_destination_that_a_route_leads_to() {
     let database = Database::new();
     let receiver = Receiver::answering(|_| 500);
     let billing = diesel_outbox::Destination::new("billing", &receiver.url()).expect("a URL");
@@ -25,12 +86,6 @@ fn a_retry_by_destination_names_the_topics_that_a_route_sends_there() {
     eventually("the message waits for a retry", || {
         database.count("retrying") == 1
     });
-    for dry in [&["--dry-run"][..], &["--yes"]] {
-        let retry = ["message", "retry", "--destination", "billing"];
-        let output = finish(database.binary(&[retry.as_slice(), dry].concat())).code(0);
-        let said = output.stdout + &output.stderr;
-        assert!(said.contains("--topic order.paid"), "{said}");
-    }
     let status = finish(database.binary(&["status", "--json"]))
         .code(0)
         .json();

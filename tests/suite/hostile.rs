@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection, RunQueryDsl};
-use diesel_outbox::admin::{self, DeadFilter};
+use diesel_outbox::admin::{self, Selection};
 use diesel_outbox::config::{SecretKeys, SigningSecret};
 use diesel_outbox::endpoints::{Endpoint, EndpointError, EndpointFilter};
 use diesel_outbox::handlers::HandlerError;
@@ -304,7 +304,7 @@ fn objects_that_others_create_in_the_search_path_are_never_called() {
     // An operator, by the library on a connection of the application, inside the application's transaction.
     let name = OutboxName::default();
     conn.transaction::<_, diesel_outbox::DatabaseError, _>(|conn| {
-        let letters = program::dead_letters(conn, &name, &DeadFilter::default(), 100)?;
+        let letters = program::dead_letters(conn, &name, &Selection::default(), 100)?;
         assert_eq!(letters.len(), 21);
         assert_eq!(
             admin::requeue(
@@ -334,7 +334,7 @@ fn objects_that_others_create_in_the_search_path_are_never_called() {
         &["pause", "destination", "good"],
         &["pause", "list"],
         &["resume", "destination", "good"],
-        &["replay", "--from", "1h", "--yes"],
+        &["replay", "--since", "1h", "--yes"],
     ] {
         let done = finish(ground.command(arguments));
         assert_eq!(ground.calls(), 0, "by {arguments:?}: {}", done.stderr);

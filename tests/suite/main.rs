@@ -9,6 +9,7 @@ mod page;
 mod support;
 
 mod acceptance;
+mod acts;
 mod admin_access;
 mod admin_pages;
 mod admin_proxy;

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use diesel_outbox::NewMessage;
-use diesel_outbox::admin::{self, Bulk, Bulked, Note, WaitingFilter};
+use diesel_outbox::admin::{self, Bulk, Bulked, Note, Selection};
 use diesel_outbox::endpoints::{Endpoint, Recover};
 use serde_json::json;
 use uuid::Uuid;
@@ -57,7 +57,7 @@ fn many_messages_are_retried_in_steps_and_interrupted_without_doubling() {
     let db = Database::new();
     waiting(&db);
     let conn = &mut db.connect();
-    let filter = WaitingFilter::default().destination("billing".to_owned());
+    let filter = Selection::default().destination("billing".to_owned());
     let retried = interrupted_twice(|bulk| {
         admin::retry_all(conn, &db.outbox_name(), &filter, bulk).expect("retried")
     });
@@ -75,7 +75,7 @@ fn many_messages_are_cancelled_in_steps_and_interrupted_without_doubling() {
     let db = Database::new();
     waiting(&db);
     let conn = &mut db.connect();
-    let filter = WaitingFilter::default().destination("billing".to_owned());
+    let filter = Selection::default().destination("billing".to_owned());
     let cancelled = interrupted_twice(|bulk| {
         admin::cancel_all(conn, &db.outbox_name(), &filter, bulk).expect("cancelled")
     });
@@ -96,10 +96,11 @@ fn the_commands_for_many_count_ask_and_select() {
     let db = Database::new();
     let tenant = Uuid::now_v7().to_string();
     db.execute(&format!(
-        "INSERT INTO {{o}} (topic, destination, payload, attempts, available_at, ordering_key, tenant_id, created_at)
-         VALUES ('a', '', '1', 1, now() + interval '1 hour', NULL, NULL, now() - interval '3 hours'),
-                ('b', 'x', '1', 1, now() + interval '1 hour', 'k', NULL, now() - interval '1 hour'),
-                ('b', '', '1', 1, now() + interval '1 hour', NULL, '{tenant}', now())"
+        "INSERT INTO {{o}} (topic, destination, payload, attempts, available_at, ordering_key, tenant_id, created_at,
+                            last_error_code)
+         VALUES ('a', '', '1', 1, now() + interval '1 hour', NULL, NULL, now() - interval '3 hours', 'TIMEOUT'),
+                ('b', 'x', '1', 1, now() + interval '1 hour', 'k', NULL, now() - interval '1 hour', NULL),
+                ('b', '', '1', 1, now() + interval '1 hour', NULL, '{tenant}', now(), NULL)"
     ));
     let counted = |flags: &[&str]| {
         let retry = [&["message", "retry", "--dry-run", "--json"], flags].concat();
@@ -115,6 +116,9 @@ fn the_commands_for_many_count_ask_and_select() {
         (&["--since", "2h", "--until", "30min", "--topic", "b"], 1),
         (&["--since", "9999d"], 3),
         (&["--topic", "c"], 0),
+        (&["--topic", "*"], 3),
+        (&["--topic", "b*", "--status", "retrying"], 2),
+        (&["--reason", "timeout"], 1),
     ] {
         assert_eq!(counted(flags), json!(count), "{flags:?}");
     }
@@ -138,8 +142,8 @@ fn the_commands_for_many_count_ask_and_select() {
         ],
     )
     .code(0);
-    let told = format!("retried 2 messages waiting in the outbox {}", db.name());
-    assert!(done.stdout.starts_with(&told), "{}", done.stdout);
+    let told = "retried 2 waiting messages";
+    assert!(done.stdout.starts_with(told), "{}", done.stdout);
     let noted =
         "SELECT string_agg(DISTINCT operator, ',') FROM {o}_attempt WHERE event = 'retried'";
     assert_eq!(db.text(noted).as_deref(), Some("bob: fixed"));
@@ -183,7 +187,7 @@ fn a_paced_change_is_no_faster_than_its_rate() {
     let db = Database::new();
     waiting(&db);
     let (note, began, mut steps) = (alice(), Instant::now(), Vec::new());
-    let filter = WaitingFilter::default().until(SystemTime::now());
+    let filter = Selection::default().until(SystemTime::now());
     let bulk = Bulk::new(&note).rate(2000).progress(|so_far| {
         steps.push(so_far.changed);
         true
@@ -662,9 +666,9 @@ fn the_page_asks_with_the_count_before_it_changes_many() {
         page.post(path, "", &format!("form_token={token}&{fields}"))
     };
     let list = "/messages?destination=billing";
-    let asked = send(list, "/messages/retry", "destination=billing&reason=fixed");
+    let asked = send(list, "/messages/retry", "destination=billing&why=fixed");
     assert!(
-        asked.body.contains("Retry 2,500 messages now?"),
+        asked.body.contains("Retry 2,500 waiting messages?"),
         "{}",
         asked.body
     );
@@ -673,14 +677,14 @@ fn the_page_asks_with_the_count_before_it_changes_many() {
     let done = send(
         list,
         "/messages/retry",
-        "destination=billing&reason=fixed&sure=yes",
+        "destination=billing&why=fixed&sure=2500",
     );
     let to = done.header("location").expect("a redirect");
     assert_eq!(to, "/messages?destination=billing&done=retried&count=2500");
     assert!(
         page.get(to)
             .body
-            .contains("2,500 messages are due at once.")
+            .contains("2,500 waiting messages were retried.")
     );
     assert_eq!(db.number(DUE), 2500);
     let why = "SELECT string_agg(DISTINCT why, ',') FROM {o}_audit WHERE act = 'message retry'";
@@ -699,10 +703,7 @@ fn the_page_asks_with_the_count_before_it_changes_many() {
     let bad = send(one, "/endpoint/recover", "name=acme&since=yesterday");
     assert_eq!(bad.status, 400);
 
-    let done = send(list, "/messages/cancel", "destination=acme&sure=yes");
+    let done = send(list, "/messages/cancel", "destination=acme&sure=2500");
     let to = done.header("location").expect("a redirect");
-    assert_eq!(
-        to,
-        "/messages?destination=acme&done=many_cancelled&count=2500"
-    );
+    assert_eq!(to, "/messages?destination=acme&done=cancelled&count=2500");
 }

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use diesel_outbox::admin::Place;
-use diesel_outbox::program::{self, LedgerFilter, MessageKey, MessageRecord, Searched};
+use diesel_outbox::admin::{Place, Selection};
+use diesel_outbox::program::{self, MessageKey, MessageRecord, Searched};
 use diesel_outbox::{Sequence, Status};
 use uuid::Uuid;
 
@@ -143,8 +143,8 @@ fn an_id_of_the_librarys_is_found_among_many() {
     assert_eq!(find(&db, &MessageKey::Id(id)).len(), 2);
 }
 
-fn ledger(db: &Database, filter: &LedgerFilter, limit: i64) -> Searched<MessageRecord> {
-    program::ledger(&mut db.connect(), &db.outbox_name(), filter, limit).expect("the ledger")
+fn ledger(db: &Database, selection: &Selection, limit: i64) -> Searched<MessageRecord> {
+    program::ledger(&mut db.connect(), &db.outbox_name(), selection, limit).expect("the ledger")
 }
 
 /// R32: the ledger in pages, the latest entry first, whatever the time between entries.
@@ -160,10 +160,7 @@ fn the_ledger_is_read_by_pages_and_each_row_is_on_one() {
     );
     let (mut seen, mut before): (Vec<i64>, Option<Place>) = (Vec::new(), None);
     loop {
-        let filter = LedgerFilter {
-            before,
-            ..LedgerFilter::default()
-        };
+        let filter = program::behind(Selection::default(), before);
         let page = ledger(&db, &filter, 7);
         assert!(page.is_complete);
         let Some(last) = page.rows.last() else { break };
@@ -188,78 +185,21 @@ fn the_ledger_is_searched_by_time_topic_destination_state_and_key() {
                 (0, 'c', 'x', 3, gen_random_uuid(), 'u', '', 'delivered', NULL, 1, now(), now(), NULL, NULL)",
     );
     let ago = |seconds| SystemTime::now().checked_sub(Duration::from_secs(seconds));
-    let all = LedgerFilter::default;
-    let found = |filter: LedgerFilter| -> Vec<i64> {
-        let rows = ledger(&db, &filter, 10).rows;
+    let all = Selection::default;
+    let found = |selection: Selection| -> Vec<i64> {
+        let rows = ledger(&db, &selection, 10).rows;
         rows.iter().map(|row| row.sequence.0).collect()
     };
     assert_eq!(found(all()), [3, 2, 1]);
-    assert_eq!(
-        found(LedgerFilter {
-            topic: Some("t".to_owned()),
-            ..all()
-        }),
-        [2, 1]
-    );
-    assert_eq!(
-        found(LedgerFilter {
-            destination: Some("x".to_owned()),
-            ..all()
-        }),
-        [3, 1]
-    );
-    assert_eq!(
-        found(LedgerFilter {
-            status: Some(Status::Dead),
-            ..all()
-        }),
-        [2]
-    );
-    assert_eq!(
-        found(LedgerFilter {
-            ordering_key: Some("k".to_owned()),
-            ..all()
-        }),
-        [1]
-    );
-    assert_eq!(
-        found(LedgerFilter {
-            since: ago(7200),
-            ..all()
-        }),
-        [3, 2]
-    );
-    assert_eq!(
-        found(LedgerFilter {
-            until: ago(1800),
-            ..all()
-        }),
-        [2, 1]
-    );
-    assert_eq!(
-        found(LedgerFilter {
-            since: ago(7200),
-            until: ago(1800),
-            ..all()
-        }),
-        [2]
-    );
-    assert_eq!(
-        found(LedgerFilter {
-            since: ago(1800),
-            until: ago(7200),
-            ..all()
-        }),
-        [0; 0]
-    );
-    let dead = ledger(
-        &db,
-        &LedgerFilter {
-            status: Some(Status::Dead),
-            ..all()
-        },
-        10,
-    );
+    assert_eq!(found(all().topic("t".to_owned())), [2, 1]);
+    assert_eq!(found(all().destination("x".to_owned())), [3, 1]);
+    assert_eq!(found(all().status(Status::Dead)), [2]);
+    assert_eq!(found(all().ordering_key("k".to_owned())), [1]);
+    assert_eq!(found(all().since(ago(7200))), [3, 2]);
+    assert_eq!(found(all().until(ago(1800))), [2, 1]);
+    assert_eq!(found(all().since(ago(7200)).until(ago(1800))), [2]);
+    assert_eq!(found(all().since(ago(1800)).until(ago(7200))), [0; 0]);
+    let dead = ledger(&db, &all().status(Status::Dead), 10);
     assert!(dead.rows[0].has_payload && dead.rows[0].reason.as_deref() == Some("TIMEOUT"));
 }
 

@@ -129,14 +129,14 @@ fn a_filter_that_matches_nothing_says_so() {
         ),
         (
             "dead requeue --destination nobody",
-            "requeued 0: no dead letter matches\n",
+            "requeued 0 dead letters: none matches\n",
         ),
         (
             "dead discard --reason DNS",
-            "discarded 0: no dead letter matches\n",
+            "discarded 0 dead letters: none matches\n",
         ),
         (
-            "replay --from 2h --topic ordr",
+            "replay --since 2h --topic ordr",
             "replayed 0: no delivered message in the ledger matches\n",
         ),
     ] {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
 use diesel_outbox::NewMessage;
-use diesel_outbox::admin::{self, Bulk, Note, ReplayFilter, ReplayIds, ReplayRun};
+use diesel_outbox::admin::{self, Bulk, Note, ReplayIds, ReplayRun, Selection};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -51,12 +51,12 @@ fn delivered_messages_are_delivered_again_with_their_ids() {
         .collect();
     assert_eq!(first.len(), 5);
 
-    let dry = replay(&db, &["--from", "1h", "--dry-run"]);
+    let dry = replay(&db, &["--since", "1h", "--dry-run"]);
     assert_eq!((&dry["matched"], &dry["replayed"]), (&json!(5), &json!(0)));
     let done = replay(
         &db,
         &[
-            "--from",
+            "--since",
             "1h",
             "--topic",
             "order.paid",
@@ -81,7 +81,7 @@ fn delivered_messages_are_delivered_again_with_their_ids() {
     let same = replay(
         &db,
         &[
-            "--from",
+            "--since",
             "1h",
             "--topic",
             "order.paid",
@@ -92,15 +92,15 @@ fn delivered_messages_are_delivered_again_with_their_ids() {
     assert_eq!(same["replayed"], json!(0), "{same}");
     assert_eq!(same["skipped"], json!(6), "{same}");
     // Another run replays each message once, though the ledger has it twice.
-    let other = replay(&db, &["--from", "1h", "--topic", "order.paid"]);
+    let other = replay(&db, &["--since", "1h", "--topic", "order.paid"]);
     assert_eq!(other["replayed"], json!(3), "{other}");
     let nested = db.number("SELECT count(*) FROM {o} WHERE idempotency_key LIKE '%replay%replay%'");
     assert_eq!(nested, 0);
     // So a dry run counts it once, and a new run has nothing of its own to skip.
     drain(&db, &receiver, true);
-    let counted = replay(&db, &["--from", "1h", "--dry-run"]);
+    let counted = replay(&db, &["--since", "1h", "--dry-run"]);
     assert_eq!(counted["matched"], json!(5), "{counted}");
-    let said = finish(db.binary(&["replay", "--from", "1h", "--yes"])).code(0);
+    let said = finish(db.binary(&["replay", "--since", "1h", "--yes"])).code(0);
     assert!(said.stdout.contains("replayed 5 "), "{}", said.stdout);
     assert!(!said.stdout.contains("already"), "{}", said.stdout);
 }
@@ -137,13 +137,13 @@ fn a_replay_may_be_of_one_tenant() {
         });
     }
     drain(&db, &receiver, true);
-    let done = replay(&db, &["--from", "1h", "--tenant", &tenant.to_string()]);
+    let done = replay(&db, &["--since", "1h", "--tenant", &tenant.to_string()]);
     assert_eq!(done["replayed"], json!(1), "{done}");
     let replayed = db.text("SELECT (payload ->> 'n') || ' ' || tenant_id FROM {o}");
     assert_eq!(replayed, Some(format!("1 {tenant}")));
     let entry = db.text("SELECT tenant_id FROM {o}_attempt WHERE event = 'replayed'");
     assert_eq!(entry, Some(tenant.to_string()));
-    let bad = ["replay", "--from", "1h", "--tenant", "acme"];
+    let bad = ["replay", "--since", "1h", "--tenant", "acme"];
     finish(db.binary(&bad)).code(2);
 }
 
@@ -157,7 +157,7 @@ fn a_replay_goes_to_the_destination_of_its_row_only() {
          SELECT 0, 'k', d, d, 1, gen_random_uuid(), 't', '\\x01', status, 1, now(), '{\"a\": 1}', 'o'
            FROM (VALUES ('a', 'delivered'), ('b', 'delivered'), ('c', 'dead')) AS v (d, status)",
     );
-    let done = replay(&db, &["--from", "1h", "--destination", "b"]);
+    let done = replay(&db, &["--since", "1h", "--destination", "b"]);
     assert_eq!(done["replayed"], json!(1), "{done}");
     let row = db.text(
         "SELECT destination || topic || payload || ordering_key || (headers IS NULL) || attempts FROM {o}",
@@ -176,9 +176,9 @@ fn a_replay_for_a_destination_names_it() {
     let used = db.text("SELECT named_destination || '>' || destination FROM {o}_ledger");
     assert_eq!(used.as_deref(), Some(">default"));
     for (flags, named) in [
-        (&["--from", "1h"] as &[&str], ""),
-        (&["--from", "1h", "--destination", ""], ""),
-        (&["--from", "1h", "--destination", "default"], "default"),
+        (&["--since", "1h"] as &[&str], ""),
+        (&["--since", "1h", "--destination", ""], ""),
+        (&["--since", "1h", "--destination", "default"], "default"),
     ] {
         let done = replay(&db, flags);
         assert_eq!(done["replayed"], json!(1), "{done}");
@@ -208,7 +208,7 @@ fn messages_without_a_payload_are_reported() {
     drain(&db, &receiver, false);
     db.enqueue_many(1);
     drain(&db, &receiver, true);
-    let text = finish(db.binary(&["replay", "--from", "1h", "--yes"])).code(0);
+    let text = finish(db.binary(&["replay", "--since", "1h", "--yes"])).code(0);
     assert!(
         text.stdout
             .contains("2 delivered messages cannot be replayed"),
@@ -228,14 +228,14 @@ fn it_asks_first_and_refuses_without_a_terminal() {
     let receiver = Receiver::ok();
     db.enqueue_many(1);
     drain(&db, &receiver, true);
-    let refused = finish(db.binary(&["replay", "--from", "1h"])).code(1);
+    let refused = finish(db.binary(&["replay", "--since", "1h"])).code(1);
     assert!(refused.stderr.contains("--yes"), "{}", refused.stderr);
     assert_eq!(db.number("SELECT count(*) FROM {o}"), 0);
     for bad in [
         ["replay", "--yes"].as_slice(),
-        &["replay", "--from", "yesterday"],
-        &["replay", "--from", "1h", "--until", "2h"],
-        &["replay", "--from", "1h", "--run", "two words"],
+        &["replay", "--since", "yesterday"],
+        &["replay", "--since", "1h", "--until", "2h"],
+        &["replay", "--since", "1h", "--run", "two words"],
     ] {
         finish(db.binary(bad)).code(2);
     }
@@ -257,7 +257,7 @@ fn a_stopped_run_continues_in_order_and_doubles_nothing() {
     );
     let mut conn = db.connect();
     let run: ReplayRun = "r".parse().expect("a name");
-    let (filter, name, alice) = (ReplayFilter::default(), db.outbox_name(), alice());
+    let (filter, name, alice) = (Selection::default(), db.outbox_name(), alice());
     let mut replay = |bulk: Bulk<'_>| {
         let same = ReplayIds::Same;
         admin::replay(&mut conn, &name, &filter, same, &run, bulk).expect("replayed")
@@ -294,7 +294,7 @@ fn a_run_that_fails_says_how_to_continue() {
     db.execute(&format!(
         "CREATE TRIGGER refuse BEFORE INSERT ON {{o}} FOR EACH ROW EXECUTE FUNCTION {schema}.refuse()"
     ));
-    let arguments = ["replay", "--from", "1h", "--yes"];
+    let arguments = ["replay", "--since", "1h", "--yes"];
     let failed = finish(db.binary(&arguments)).code(1);
     let (_, flags) = failed
         .stderr
@@ -302,10 +302,10 @@ fn a_run_that_fails_says_how_to_continue() {
         .unwrap_or_else(|| panic!("{}", failed.stderr));
     let mut flags = flags.split_whitespace();
     let (run, from, since) = (flags.next(), flags.next(), flags.next());
-    assert_eq!(from, Some("--from"), "{}", failed.stderr);
+    assert_eq!(from, Some("--since"), "{}", failed.stderr);
     db.execute("DROP TRIGGER refuse ON {o}");
     let (run, since) = (run.expect("a name"), since.expect("a time"));
-    let done = replay(&db, &["--from", since, "--run", run]);
+    let done = replay(&db, &["--since", since, "--run", run]);
     assert_eq!((&done["run"], &done["replayed"]), (&run.into(), &2.into()));
 }
 
@@ -320,7 +320,7 @@ fn times_bound_what_is_replayed() {
            FROM generate_series(1, 10) g",
     );
     let ago = |hours: f64| SystemTime::now().checked_sub(Duration::from_secs_f64(hours * 3600.0));
-    let filter = ReplayFilter::default().since(ago(5.5)).until(ago(2.5));
+    let filter = Selection::default().since(ago(5.5)).until(ago(2.5));
     let (mut conn, alice) = (db.connect(), alice());
     for bulk in [Bulk::new(&alice).dry_run(), Bulk::new(&alice)] {
         let (ids, run) = (ReplayIds::New, ReplayRun::now());
@@ -343,8 +343,7 @@ fn at_a_terminal_it_asks() {
     for (answer, code, live) in [("n", 1, 0), ("y", 0, 2)] {
         let binary = db.binary(&[]);
         let mut command = std::process::Command::new("sh");
-        let asked =
-            "(sleep 1; echo $ANSWER; sleep 1) | script -qefc '\"$BIN\" replay --from 1h' /dev/null";
+        let asked = "(sleep 1; echo $ANSWER; sleep 1) | script -qefc '\"$BIN\" replay --since 1h' /dev/null";
         command.args(["-c", asked]);
         for (name, value) in binary.get_envs() {
             match value {
@@ -369,7 +368,7 @@ fn a_replay_that_waits_is_cancelled_by_its_sequence() {
     let receiver = Receiver::ok();
     db.enqueue_many(1);
     drain(&db, &receiver, true);
-    replay(&db, &["--from", "1h"]);
+    replay(&db, &["--since", "1h"]);
     let sequence = db.number("SELECT sequence FROM {o}").to_string();
     let cancelled = finish(db.binary(&["message", "cancel", &sequence])).code(0);
     let told = format!("{sequence}: cancelled\n");

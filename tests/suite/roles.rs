@@ -431,7 +431,7 @@ fn a_relay_works_with_its_role() {
     ground
         .database
         .execute("UPDATE hrm.events_ledger SET payload = '7' WHERE topic = 'order.paid'");
-    let replay = ["replay", "--from", "1h", "--run", "again", "--yes"];
+    let replay = ["replay", "--since", "1h", "--run", "again", "--yes"];
     ground.run("relay", &replay).code(0);
     let replayed = ground.run("relay", &["message", "list", "--json"]).code(0);
     let sequence = replayed.json()["messages"][0]["sequence"].to_string();

@@ -111,7 +111,7 @@ fn a_replay_sends_what_the_first_delivery_sent() {
         }
         drain(&db, &receiver, mode);
         for run in ["first", "second"] {
-            let replay = ["replay", "--from", "1h", "--yes", "--run", run];
+            let replay = ["replay", "--since", "1h", "--yes", "--run", run];
             finish(db.binary(&replay)).code(0);
             drain(&db, &receiver, mode);
         }
@@ -135,7 +135,7 @@ fn a_requeue_sends_what_the_first_attempt_sent() {
         assert_eq!(db.count("dead"), 5);
         finish(db.binary(&["dead", "requeue", "--all", "--yes"])).code(0);
         drain(&db, &receiver, mode);
-        finish(db.binary(&["replay", "--from", "1h", "--yes"])).code(0);
+        finish(db.binary(&["replay", "--since", "1h", "--yes"])).code(0);
         drain(&db, &receiver, mode);
         let mut requests = refusing.requests();
         requests.extend(receiver.requests());
@@ -233,7 +233,7 @@ fn a_handler_sees_the_replayed_message_as_it_was() {
     let first = hear.recv_timeout(PATIENCE).expect("the first delivery");
     assert_eq!((first.0.0, first.0.1), (4200, 2));
     eventually("delivered", || db.count("delivered") == 1);
-    finish(db.binary(&["replay", "--from", "1h", "--yes"])).code(0);
+    finish(db.binary(&["replay", "--since", "1h", "--yes"])).code(0);
     let again = hear.recv_timeout(PATIENCE).expect("the replay");
     assert_eq!(again, first);
     end(&relay);
@@ -248,7 +248,7 @@ fn a_replay_with_new_ids_has_new_keys() {
     db.enqueue_message(message(1));
     db.enqueue_message(message(2).idempotency_key("order-7"));
     drain(&db, &receiver, "binary");
-    finish(db.binary(&["replay", "--from", "1h", "--yes", "--new-ids"])).code(0);
+    finish(db.binary(&["replay", "--since", "1h", "--yes", "--new-ids"])).code(0);
     drain(&db, &receiver, "binary");
     let requests = receiver.requests();
     let mut keys: Vec<_> = (requests.iter())

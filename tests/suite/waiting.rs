@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 use diesel::connection::SimpleConnection;
 use diesel::result::Error;
 use diesel::{Connection, PgConnection};
-use diesel_outbox::admin::{self, Note, Verdict, WaitingFilter};
+use diesel_outbox::admin::{self, Note, Selection, Verdict};
 use diesel_outbox::program::{self, MessageKey};
 use diesel_outbox::{
     Answer, Changed, Destination, Due, Enqueued, MessageRef, NewMessage, PartState, Sequence,
@@ -510,7 +510,7 @@ fn a_discarded_dead_letter_frees_its_key_at_once() {
     let receiver = Receiver::ok();
     let billing = Destination::new("billing", &receiver.url()).expect("a URL");
     let relay = db.sleeper(db.relay().destination(billing));
-    let all = admin::DeadFilter::default();
+    let all = admin::Selection::default();
     let letters = admin::matching_dead_letters(&mut db.connect(), &db.outbox_name(), &all);
     let letters = letters.expect("letters");
     assert_eq!(letters.len(), 1);
@@ -566,7 +566,7 @@ fn a_message_marked_as_delivered_by_hand_counts_as_delivered() {
     );
 }
 
-fn list(conn: &mut PgConnection, db: &Database, filter: &WaitingFilter, limit: i64) -> Vec<String> {
+fn list(conn: &mut PgConnection, db: &Database, filter: &Selection, limit: i64) -> Vec<String> {
     let found = program::waiting(conn, &db.outbox_name(), filter, limit).expect("a list");
     assert!(found.is_complete);
     let keys = found.rows.iter().map(|row| row.idempotency_key.clone());
@@ -591,7 +591,7 @@ fn waiting_messages_are_listed_by_topic_destination_tenant_key_and_state() {
     let db = Database::new();
     fill_list(&db);
     let mut conn = db.connect();
-    let all = WaitingFilter::default();
+    let all = Selection::default();
     let in_order = ["b-keyed", "a-one-keyed", "b-one", "a-retrying"];
     assert_eq!(list(&mut conn, &db, &all, 10), in_order);
     assert_eq!(list(&mut conn, &db, &all, 2), in_order[..2]);
@@ -625,7 +625,7 @@ fn waiting_messages_are_listed_by_topic_destination_tenant_key_and_state() {
             break;
         };
         seen.push(row.idempotency_key.clone());
-        filter = program::waiting_after(filter, row.place());
+        filter = program::behind(filter, row.place());
     }
     assert_eq!(seen, in_order);
 }
@@ -644,7 +644,7 @@ fn the_pages_of_many_topics_are_one_list() {
         db.text("SELECT string_agg(idempotency_key, ' ' ORDER BY available_at, sequence) FROM {o}");
     let mut conn = db.connect();
     for limit in [11, 90, 500] {
-        let (mut seen, mut filter) = (Vec::new(), WaitingFilter::default());
+        let (mut seen, mut filter) = (Vec::new(), Selection::default());
         loop {
             let page = program::waiting(&mut conn, &db.outbox_name(), &filter, limit);
             let page = page.expect("a list").rows;
@@ -652,7 +652,7 @@ fn the_pages_of_many_topics_are_one_list() {
             let Some(last) = page.last() else {
                 break;
             };
-            filter = program::waiting_after(filter, last.place());
+            filter = program::behind(filter, last.place());
             seen.extend(page.into_iter().map(|row| row.idempotency_key));
         }
         assert_eq!(Some(seen.join(" ")), in_order, "{limit}");
@@ -676,16 +676,16 @@ fn a_list_of_many_reads_an_index_and_no_table() {
               WHERE relid = '{o}'::regclass",
         )
     };
-    drop(list(&mut conn, &db, &WaitingFilter::default(), 20));
+    drop(list(&mut conn, &db, &Selection::default(), 20));
     // A connection reports its reads when it closes.
     drop(conn);
     eventually("the statistics are recorded", || reads(&db) > 0);
     let before = reads(&db);
     let mut conn = db.connect();
     for filter in [
-        WaitingFilter::default(),
-        WaitingFilter::default().topic("t-1".to_owned()),
-        WaitingFilter::default().ordering_key("k1000".to_owned()),
+        Selection::default(),
+        Selection::default().topic("t-1".to_owned()),
+        Selection::default().ordering_key("k1000".to_owned()),
     ] {
         assert!(!list(&mut conn, &db, &filter, 20).is_empty(), "{filter:?}");
     }
@@ -710,7 +710,7 @@ fn a_list_of_many_lanes_reads_little_of_each_and_a_rare_state_no_index() {
         ))
     };
     let mut conn = db.connect();
-    let all = WaitingFilter::default();
+    let all = Selection::default();
     assert_eq!(list(&mut conn, &db, &all, 200).len(), 200);
     let rare = all.status(Status::Retrying);
     assert!(list(&mut conn, &db, &rare, 200).is_empty());
@@ -777,7 +777,7 @@ fn the_command_lists_cancels_reschedules_and_settles() {
     let busy = run(&db, &["cancel", "b-keyed"]).code(1);
     assert!(busy.stderr.contains("in flight"), "{}", busy.stderr);
     let unknown = run(&db, &["cancel", "nothing", "--json"]).code(1);
-    assert_eq!(unknown.json()["answer"], "unknown");
+    assert_eq!(unknown.json()["messages"][0]["answer"], "unknown");
 
     bury(&db);
     run(&db, &["settle", "dead-1", "--delivered"]).code(2);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection};
-use diesel_outbox::admin::{self, DeadFilter, Note};
+use diesel_outbox::admin::{self, Note, Selection};
 use diesel_outbox::config::Config;
 use diesel_outbox::endpoints::{Endpoint, EndpointError, EndpointFilter};
 use diesel_outbox::program::{self, EndpointTables};
@@ -84,7 +84,7 @@ fn an_outbox_without_endpoints_delivers_to_configured_destinations() {
     assert_eq!(flaky.count(), 2, "a retry");
     assert_eq!(audit.count(), 2);
     let (conn, name) = (&mut database.connect(), &database.outbox_name());
-    let letters = admin::matching_dead_letters(conn, name, &DeadFilter::default());
+    let letters = admin::matching_dead_letters(conn, name, &Selection::default());
     let letters = letters.expect("letters");
     let requeued = admin::requeue(conn, name, &letters, &Note::new("alice", "a test"));
     assert_eq!(requeued.expect("requeued"), 1);

@@ -3,10 +3,10 @@
 use anyhow::{Result, bail};
 use diesel::PgConnection;
 use diesel_outbox::OutboxName;
-use diesel_outbox::admin::{self, Bulk, Bulked, WaitingFilter};
+use diesel_outbox::admin::{self, Bulk, Bulked, Selection};
 use diesel_outbox::endpoints::{EndpointError, Endpoints, Recover};
 
-use crate::{bulk, output};
+use crate::{bulk, output, values};
 
 /// Options of `endpoint recover`.
 #[derive(Debug, clap::Args)]
@@ -42,7 +42,7 @@ pub(super) fn recover(
     what: &Recovery,
 ) -> Result<()> {
     let Backfill { name, since, .. } = &what.to;
-    let since = bulk::time("--since", since)?;
+    let since = values::time("--since", since)?;
     let which = match what.missing {
         true => Recover::AndMissed,
         false => Recover::DeadLetters,
@@ -58,7 +58,7 @@ pub(super) fn recover(
         return Ok(());
     }
     // Often most of what an endpoint did not get: each waits for its next attempt, up to a day.
-    let retrying = WaitingFilter::default().destination(name.clone());
+    let retrying = Selection::default().destination(name.clone());
     let note = what.to.how.signed.note();
     let retrying = admin::retry_all(conn, outbox, &retrying, Bulk::new(&note).dry_run())?.changed;
     match retrying {
@@ -76,7 +76,7 @@ pub(super) fn backfill(
     endpoints: Endpoints<'_>,
     to: &Backfill,
 ) -> Result<()> {
-    let since = bulk::time("--since", &to.since)?;
+    let since = values::time("--since", &to.since)?;
     carry_out(
         conn,
         endpoints,

@@ -41,7 +41,7 @@ impl Caller<'_> {
         call: &Call<'_, S, V>,
     ) -> Result<Response, Problem> {
         let Some(key) = key(call.request)? else {
-            return (route.answer)(call).map(|body| Response::json(route.status, body));
+            return (route.answer)(call).map(|answer| Response::json(route.status, answer.body));
         };
         let request = Keyed {
             caller: &self.name,
@@ -87,7 +87,9 @@ impl Caller<'_> {
         }
         let done = (route.answer)(call);
         // A test fails only before it is sent; asking an endpoint or recovering twice does no harm: what failed may be tried again.
-        let kept = (done.as_ref().ok()).map(|body| (route.status.as_u16(), without_secret(body)));
+        // What is left of an act on many messages is done by the same request.
+        let kept = done.as_ref().ok().filter(|answer| answer.is_final);
+        let kept = kept.map(|answer| (route.status.as_u16(), without_secret(&answer.body)));
         let kept = kept.as_ref().map(|(status, body)| (*status, body.as_str()));
         let keep = |conn: &mut _, outbox: &_| request.answer(conn, outbox, kept);
         if let Err(error) = self.database.within(call.act, &self.name, keep) {
@@ -97,7 +99,7 @@ impl Caller<'_> {
             }
             // What was sent stays sent: its answer is the truth, though no later request gets it.
         }
-        done.map(|body| Response::json(route.status, body))
+        done.map(|answer| Response::json(route.status, answer.body))
     }
 
     /// Of all that makes it another request.

@@ -1,5 +1,6 @@
 //! JSON for operators: what the pages show and do, through the same functions.
 
+use std::sync::LazyLock;
 use std::time::SystemTime;
 
 use diesel_outbox::admin::{Bulked, DeadDepth, LaneDepth, LetterId, Pause, Verdict};
@@ -8,7 +9,8 @@ use diesel_outbox::endpoints::{
     Delivery as Delivered, Endpoint as Row, EndpointAnswer, TestAnswer,
 };
 use diesel_outbox::program::{
-    self, BlockedKey, HistoryEntry, KnownTopic, LeaseRow, LiveTopic, MessageRecord, OperatorAct,
+    self, ACTS, BlockedKey, Chosen, HistoryEntry, KnownTopic, LeaseRow, LiveTopic, ManyAct,
+    MessageRecord, OperatorAct, Which,
 };
 use diesel_outbox::{Answer, MessageRef, Sequence};
 use http::{Method, StatusCode};
@@ -20,16 +22,15 @@ use uuid::Uuid;
 
 use super::asked::{Asked, Wrong};
 use super::bulk::{Order, since};
-use super::dead::change::{Change as DeadChange, Order as DeadOrder};
 use super::endpoints::change::{Change, test as send_test};
 use super::endpoints::edit::{Written, ask, new_secret, write};
 use super::endpoints::{self, search, url};
 use super::messages::change::{Order as MessageOrder, due};
 use super::messages::{self, waiting};
-use super::{Refusal, Visit, audit, dead, keys, ledger, pauses, topics};
+use super::{Refusal, Visit, acts, audit, dead, keys, ledger, pauses, topics};
 use crate::api::{
-    self, Caller, DONE, Done, Json, Listed, Nothing, Problem, Route, Time, document, millis, route,
-    time, view,
+    self, Answered, Caller, DONE, Done, Json, Listed, Nothing, Problem, Route, Time, document,
+    millis, route, time, view,
 };
 use crate::request::Request;
 use crate::response::Response;
@@ -59,45 +60,45 @@ impl api::Call<'_, Site, Guest> {
 const OVERLAP: &str = "24h";
 
 /// All routes.
-static ROUTES: &[Route<Site, Guest>] = &[
-    route!(GET "/openapi.json", Look, "This document.", openapi => Json),
-    route!(GET "/endpoints", Look, "Endpoints, by name.", list_endpoints => Listed<Endpoint>, query: endpoints::NAMES, is_list: true),
-    route!(POST "/endpoints", Act, "Register an endpoint.", register_endpoint <- Registration => RegisteredEndpoint, status: StatusCode::CREATED),
-    route!(GET "/endpoints/{name}", Look, "An endpoint.", get_endpoint => Endpoint),
-    route!(PATCH "/endpoints/{name}", Act, "Change an endpoint.", change_endpoint <- Written => Endpoint),
-    route!(DELETE "/endpoints/{name}", Act, "Remove an endpoint. Its waiting messages end as cancelled ones do, and leave no dead letters.", remove_endpoint <- Nothing => Done),
-    route!(POST "/endpoints/{name}/enable", Act, "Send messages again, and address new ones to the endpoint.", enable_endpoint <- Nothing => Done),
-    route!(POST "/endpoints/{name}/disable", Act, "Address no new messages to the endpoint; those that are wait.", disable_endpoint <- Because => Done),
-    route!(POST "/endpoints/{name}/verify", Act, "Ask the endpoint whether it wants messages.", verify_endpoint <- Nothing => Verified, lasts: true),
-    route!(POST "/endpoints/{name}/rotate", Act, "Make a new secret.", rotate_secret <- Rotation => Secret),
-    route!(POST "/endpoints/{name}/test", Act, "Send a test event now.", test_endpoint <- Nothing => Tested, lasts: true),
-    route!(POST "/endpoints/{name}/recover", Act, "Send dead letters again, and what was missed.", recover_endpoint <- Recovery => Count),
-    route!(POST "/endpoints/{name}/backfill", Act, "Send a new endpoint what it would have got.", backfill_endpoint <- Backfill => Count),
-    route!(GET "/endpoints/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, is_list: true),
-    route!(POST "/endpoints/{name}/deliveries/{id}/send-again", Act, "Send a message to the endpoint again.", send_again <- Nothing => Done),
-    route!(GET "/messages", Look, "Waiting messages, next due first.", list_messages => Listed<Message>, query: waiting::NAMES, is_list: true),
-    route!(POST "/messages/retry", Act, "Make messages due that wait after a failed attempt.", retry_messages <- Many => Count, query: waiting::NAMES),
-    route!(POST "/messages/cancel", Act, "Cancel waiting messages.", cancel_messages <- Many => Count, query: waiting::NAMES),
-    route!(GET "/messages/{key}", Look, "A message, by id, idempotency key or sequence.", get_message => Known),
-    route!(POST "/messages/{sequence}/cancel", Act, "Cancel a message.", cancel_message <- One => Became),
-    route!(POST "/messages/{sequence}/reschedule", Act, "Make a message due at another time.", reschedule_message <- Reschedule => Became),
-    route!(POST "/messages/{sequence}/settle", Act, "Settle a message by hand.", settle_message <- Settle => Became),
-    route!(GET "/ledger", Look, "Settled messages, latest first.", list_ledger => Listed<Entry>, query: ledger::NAMES, is_list: true),
-    route!(GET "/dead", Look, "Dead letters, latest first.", list_dead => Listed<DeadLetter>, query: dead::NAMES, is_list: true),
-    route!(GET "/dead/{letter}", Look, "A dead letter, by `id`.", get_dead => DeadLetter),
-    route!(POST "/dead/requeue", Act, "Make dead letters due.", requeue_dead <- Letters => Count, query: dead::NAMES),
-    route!(POST "/dead/discard", Act, "Delete dead letters.", discard_dead <- Letters => Count, query: dead::NAMES),
-    route!(GET "/pauses", Look, "Paused destinations and topics.", list_pauses => Listed<Paused>),
-    route!(POST "/pauses", Act, "Pause a destination or a topic.", pause <- Pausing => Done, status: StatusCode::CREATED),
-    route!(DELETE "/pauses/{kind}/{name}", Act, "End a pause.", resume <- Nothing => Done),
-    route!(GET "/depths", Look, "Numbers of waiting messages, by topic and destination.", list_depths => Listed<Lane>),
-    route!(GET "/depths/dead", Look, "Numbers of dead letters, by topic and destination.", list_dead_depths => Listed<Dead>),
-    route!(GET "/keys", Look, "Ordering keys whose messages wait, those with most messages first. At most 100.", list_keys => Listed<Blocked>),
-    route!(GET "/topics", Look, "Topics of live messages, and the relays that serve them.", list_topics => Listed<Live>),
-    route!(GET "/topics/served", Look, "Topics that relays have ever served.", list_served => Listed<Pattern>),
-    route!(GET "/relays", Look, "Relays and their leases.", list_relays => Listed<Relay>),
-    route!(GET "/audit", Look, "Acts of operators, latest first.", list_acts => Listed<Acted>, query: &["q"], is_list: true),
-];
+static ROUTES: LazyLock<Vec<Route<Site, Guest>>> = LazyLock::new(|| {
+    let mut routes = vec![
+        route!(GET "/openapi.json", Look, "This document.", openapi => Json),
+        route!(GET "/endpoints", Look, "Endpoints, by name.", list_endpoints => Listed<Endpoint>, query: endpoints::NAMES, is_list: true),
+        route!(POST "/endpoints", Act, "Register an endpoint.", register_endpoint <- Registration => RegisteredEndpoint, status: StatusCode::CREATED),
+        route!(GET "/endpoints/{name}", Look, "An endpoint.", get_endpoint => Endpoint),
+        route!(PATCH "/endpoints/{name}", Act, "Change an endpoint.", change_endpoint <- Written => Endpoint),
+        route!(DELETE "/endpoints/{name}", Act, "Remove an endpoint. Its waiting messages end as cancelled ones do, and leave no dead letters.", remove_endpoint <- Nothing => Done),
+        route!(POST "/endpoints/{name}/enable", Act, "Send messages again, and address new ones to the endpoint.", enable_endpoint <- Nothing => Done),
+        route!(POST "/endpoints/{name}/disable", Act, "Address no new messages to the endpoint; those that are wait.", disable_endpoint <- Because => Done),
+        route!(POST "/endpoints/{name}/verify", Act, "Ask the endpoint whether it wants messages.", verify_endpoint <- Nothing => Verified, lasts: true),
+        route!(POST "/endpoints/{name}/rotate", Act, "Make a new secret.", rotate_secret <- Rotation => Secret),
+        route!(POST "/endpoints/{name}/test", Act, "Send a test event now.", test_endpoint <- Nothing => Tested, lasts: true),
+        route!(POST "/endpoints/{name}/recover", Act, "Send dead letters again, and what was missed.", recover_endpoint <- Recovery => Count),
+        route!(POST "/endpoints/{name}/backfill", Act, "Send a new endpoint what it would have got.", backfill_endpoint <- Backfill => Count),
+        route!(GET "/endpoints/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, is_list: true),
+        route!(POST "/endpoints/{name}/deliveries/{id}/send-again", Act, "Send a message to the endpoint again.", send_again <- Nothing => Done),
+        route!(GET "/messages", Look, "Waiting messages, next due first.", list_messages => Listed<Message>, query: waiting::NAMES, is_list: true),
+        route!(GET "/messages/{key}", Look, "A message, by id, idempotency key or sequence.", get_message => Known),
+        route!(POST "/messages/{sequence}/cancel", Act, "Cancel a message.", cancel_message <- One => Became),
+        route!(POST "/messages/{sequence}/reschedule", Act, "Make a message due at another time.", reschedule_message <- Reschedule => Became),
+        route!(POST "/messages/{sequence}/settle", Act, "Settle a message by hand.", settle_message <- Settle => Became),
+        route!(GET "/ledger", Look, "Settled messages, latest first.", list_ledger => Listed<Entry>, query: ledger::NAMES, is_list: true),
+        route!(GET "/dead", Look, "Dead letters, latest first.", list_dead => Listed<DeadLetter>, query: dead::NAMES, is_list: true),
+        route!(GET "/dead/{letter}", Look, "A dead letter, by `id`.", get_dead => DeadLetter),
+        route!(GET "/pauses", Look, "Paused destinations and topics.", list_pauses => Listed<Paused>),
+        route!(POST "/pauses", Act, "Pause a destination or a topic.", pause <- Pausing => Done, status: StatusCode::CREATED),
+        route!(DELETE "/pauses/{kind}/{name}", Act, "End a pause.", resume <- Nothing => Done),
+        route!(GET "/depths", Look, "Numbers of waiting messages, by topic and destination.", list_depths => Listed<Lane>),
+        route!(GET "/depths/dead", Look, "Numbers of dead letters, by topic and destination.", list_dead_depths => Listed<Dead>),
+        route!(GET "/keys", Look, "Ordering keys whose messages wait, those with most messages first. At most 100.", list_keys => Listed<Blocked>),
+        route!(GET "/topics", Look, "Topics of live messages, and the relays that serve them.", list_topics => Listed<Live>),
+        route!(GET "/topics/served", Look, "Topics that relays have ever served.", list_served => Listed<Pattern>),
+        route!(GET "/relays", Look, "Relays and their leases.", list_relays => Listed<Relay>),
+        route!(GET "/audit", Look, "Acts of operators, latest first.", list_acts => Listed<Acted>, query: &["q"], is_list: true),
+    ];
+    routes.extend(ACTS.iter().map(|act| many(*act)));
+    routes
+});
 
 /// The answer to a request for JSON.
 pub(crate) fn answer(site: &Site, request: &Request, path: &str) -> Response {
@@ -112,7 +113,7 @@ pub(crate) fn answer(site: &Site, request: &Request, path: &str) -> Response {
         Ok(guest)
     };
     let admit = |route: &Route<Site, Guest>| admit(route).map_err(Problem::of);
-    let response = api::answer(ROUTES, site, request, path, admit, |site, guest| Caller {
+    let response = api::answer(&ROUTES, site, request, path, admit, |site, guest| Caller {
         database: &site.changes,
         name: format!("operator {}", guest.who),
         rights: guest.rights,
@@ -563,15 +564,38 @@ struct Backfill {
     why: String,
 }
 
-/// The messages are those that the parameters of the query choose. To cancel needs at least one of them.
+/// The messages are those with these ids, or those that the parameters of the query choose, or all.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Many {
+    /// The `id` of each dead letter, or of waiting messages their sequences, message ids or idempotency keys.
+    #[serde(default)]
+    ids: Vec<String>,
+    /// All of them: neither ids nor a parameter of the query.
+    #[serde(default)]
+    all: bool,
     /// Only count.
     #[serde(default)]
     dry_run: bool,
     #[serde(default)]
     why: String,
+}
+
+/// What was done, or would be.
+#[derive(Serialize, JsonSchema)]
+struct ManyDone {
+    /// The messages that matched.
+    matched: u64,
+    changed: u64,
+    /// Messages that were left, because another was faster or the key is in the outbox again.
+    skipped: u64,
+    /// Messages that the act had no time for: the same request goes on with them.
+    left: u64,
+    /// The sequence of the first message.
+    first: Option<i64>,
+    /// What becomes of the messages.
+    becomes: &'static str,
+    undo: &'static str,
 }
 
 /// Which row of the message.
@@ -612,20 +636,6 @@ enum Outcome {
     Never,
 }
 
-/// Either `letters` or `all`.
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct Letters {
-    /// The `id` of each.
-    letters: Option<Vec<String>>,
-    /// All that the parameters of the query choose.
-    #[serde(default)]
-    all: bool,
-    /// Only count.
-    #[serde(default)]
-    dry_run: bool,
-}
-
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Pausing {
@@ -640,7 +650,7 @@ struct Pausing {
 
 fn openapi(call: &Call<'_>) -> Found<Json> {
     let base = &call.site.access.admin.base;
-    let document = document(ROUTES, "Outbox, for operators", base);
+    let document = document(&ROUTES, "Outbox, for operators", base);
     Ok(Json::of(&document.to_string()))
 }
 
@@ -748,7 +758,7 @@ fn list_deliveries(call: &Call<'_>) -> Found<Listed<Delivery>> {
 }
 
 fn list_messages(call: &Call<'_>) -> Found<Listed<Message>> {
-    let filter = program::waiting_after(waiting_of(call)?, call.cursor()?);
+    let filter = program::behind(waiting_of(call)?, call.cursor()?);
     let (found, waits, next) = waiting::search(&call.visit(), &filter, call.limit()?)?;
     Ok(Listed {
         data: records(call.visitor, &found.rows, &waits),
@@ -768,24 +778,9 @@ fn records<W: ToString>(
     rows.iter().zip(waits).map(view).collect()
 }
 
-fn waiting_of(call: &Call<'_>) -> Found<diesel_outbox::admin::WaitingFilter> {
-    let filter = waiting::filter(&call.request.query);
+fn waiting_of(call: &Call<'_>) -> Found<diesel_outbox::admin::Selection> {
+    let filter = waiting::selection(&call.request.query);
     filter.map_err(|wrong| Refusal::Wrong(wrong).into())
-}
-
-fn retry_messages(call: &Call<'_>, given: Many) -> Found<Count> {
-    let order = Order::Retry(waiting_of(call)?);
-    counted(call, &order, &given.why, given.dry_run)
-}
-
-fn cancel_messages(call: &Call<'_>, given: Many) -> Found<Count> {
-    // A script whose variable is empty means no message, not all of them.
-    if !given.dry_run && call.filter(waiting::NAMES).is_empty() {
-        let why = "choose the messages with a parameter of the query, such as `topic`";
-        return Err(Problem::invalid(why));
-    }
-    let order = Order::Cancel(waiting_of(call)?);
-    counted(call, &order, &given.why, given.dry_run)
 }
 
 fn get_message(call: &Call<'_>) -> Found<Known> {
@@ -846,10 +841,10 @@ fn settle_message(call: &Call<'_>, given: Settle) -> Found<Became> {
 }
 
 fn list_ledger(call: &Call<'_>) -> Found<Listed<Entry>> {
-    let filter = ledger::filter(call.filter(ledger::NAMES));
-    let mut filter = filter.map_err(Refusal::Wrong)?;
-    filter.before = call.cursor()?;
-    let (found, next) = ledger::search(&call.visit(), &filter, call.limit()?)?;
+    let selection = call.filter(ledger::NAMES).selection();
+    let selection = selection.map_err(Refusal::Wrong)?;
+    let selection = program::behind(selection, call.cursor()?);
+    let (found, next) = ledger::search(&call.visit(), &selection, call.limit()?)?;
     Ok(Listed {
         is_complete: found.is_complete,
         ..Listed::new(&found.rows, Entry::of, next)
@@ -870,39 +865,53 @@ fn get_dead(call: &Call<'_>) -> Found<DeadLetter> {
     Ok(DeadLetter::of(found, call.visitor))
 }
 
-fn change_dead(call: &Call<'_>, change: DeadChange, given: &Letters) -> Found<Count> {
-    let letters = given.letters.as_ref().map(|letters| {
-        let letters = letters.iter().map(|one| one.parse());
-        letters.collect::<Result<Vec<LetterId>, _>>()
-    });
-    let letters = letters.transpose();
-    let letters =
-        letters.map_err(|error| Problem::invalid(error.to_string()).of_field("letters"))?;
-    if letters.is_some() == given.all {
-        return Err(Problem::invalid(
-            "give either `letters` (the `id` of each) or `all`: true",
-        ));
+/// The route of an act on many messages.
+fn many(act: &'static dyn ManyAct) -> Route<Site, Guest> {
+    let words = act.words();
+    let list = words.path.split('/').nth(1).unwrap_or_default();
+    Route {
+        id: format!("{}_{list}", words.name).into(),
+        method: Method::POST,
+        path: words.path,
+        needs: Needs::Act,
+        summary: words.about,
+        query: Chosen::NAMES,
+        is_list: false,
+        lasts: true,
+        status: StatusCode::OK,
+        input: Some(|generator| generator.subschema_for::<Many>()),
+        output: |generator| generator.subschema_for::<ManyDone>(),
+        answer: Box::new(move |call| {
+            let acted = act_on_many(call, act, call.input::<Many>()?)?;
+            Ok(Answered::of(&acted, acted.left == 0))
+        }),
     }
-    let asked = call.filter(dead::NAMES);
-    let mut order = DeadOrder::sure(change, asked, letters);
-    let found = order.find(&call.visit())?;
-    let changed = match given.dry_run {
-        true => found,
-        false => order.carry_out(&call.visit())?,
+}
+
+fn act_on_many(call: &Call<'_>, act: &'static dyn ManyAct, given: Many) -> Found<ManyDone> {
+    let chosen = Chosen::of(|name| call.request.query.get(name));
+    let which = Which::new(act, given.ids, &chosen, given.all);
+    let which = which.map_err(|wrong| Refusal::Wrong(wrong.into()))?;
+    let visit = &call.visit();
+    let found = acts::preview(visit, act, &which)?;
+    let words = act.words();
+    let mut answer = ManyDone {
+        matched: found.count,
+        changed: 0,
+        skipped: 0,
+        left: 0,
+        first: found.first.as_ref().map(|first| first.sequence.0),
+        becomes: words.becomes,
+        undo: words.undo,
     };
-    Ok(Count {
-        changed: changed as u64,
-        skipped: (found - changed) as u64,
-        without_payload: 0,
-    })
-}
-
-fn requeue_dead(call: &Call<'_>, given: Letters) -> Found<Count> {
-    change_dead(call, DeadChange::Requeue, &given)
-}
-
-fn discard_dead(call: &Call<'_>, given: Letters) -> Found<Count> {
-    change_dead(call, DeadChange::Discard, &given)
+    if !given.dry_run {
+        let which = which.as_of(found.as_of);
+        let done = acts::perform(visit, act, &which, &found, &given.why)?;
+        let bulked = done.performed.bulked;
+        (answer.changed, answer.skipped) = (bulked.changed, bulked.skipped);
+        answer.left = done.left;
+    }
+    Ok(answer)
 }
 
 fn list_pauses(call: &Call<'_>) -> Found<Listed<Paused>> {

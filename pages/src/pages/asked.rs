@@ -3,7 +3,8 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
-use diesel_outbox::ReasonCode;
+use diesel_outbox::admin::Selection;
+use diesel_outbox::program::Chosen;
 use maud::{Markup, html};
 use uuid::Uuid;
 
@@ -62,12 +63,22 @@ impl<'a> Asked<'a> {
         read.map(Option::unwrap_or_default)
     }
 
-    pub(super) fn reason(&self) -> Result<Option<ReasonCode>, Wrong> {
-        self.read("reason", |word| word.to_uppercase().parse().map(Some))
-    }
-
     pub(super) fn tenant(&self) -> Result<Option<Uuid>, Wrong> {
         self.read("tenant", tenant)
+    }
+
+    /// The messages that the values choose.
+    pub(super) fn selection(&self) -> Result<Selection, Wrong> {
+        Ok(self.chosen().selection()?)
+    }
+
+    /// The same, of messages that wait.
+    pub(super) fn of_waiting(&self) -> Result<Selection, Wrong> {
+        Ok(self.chosen().of_waiting()?)
+    }
+
+    fn chosen(&self) -> Chosen {
+        Chosen::of(|name| self.form.get(name))
     }
 
     pub(super) fn pairs(&self) -> Vec<(&'static str, &'a str)> {

@@ -1,18 +1,17 @@
 //! Dead letters: their causes, and a list to select from.
 
-pub(super) mod change;
 pub(super) mod letter;
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use diesel_outbox::admin::{DeadFilter, Place};
+use diesel_outbox::admin::{Place, Selection};
 use diesel_outbox::program::{self, DeadGroup, KeptIn, MessageKey, MessageRecord};
 use diesel_outbox::{ReasonCode, Sequence};
 use maud::{Markup, html};
 use uuid::Uuid;
 
-use super::asked::{Asked, Wrong};
+use super::asked::Asked;
 use super::layout::{self, section, token};
 use super::messages::QUICK;
 use super::overview::name_of;
@@ -26,30 +25,16 @@ const PAGE: usize = 50;
 const MOST_GROUPS: i64 = 50;
 
 /// The fields of the filter; `q`: a message id, an idempotency key or a sequence.
-pub(super) const NAMES: &[&str] = &["topic", "destination", "tenant", "reason", "q"];
-
-/// The filter in words, for a sentence about the matching dead letters.
-fn in_words(asked: Asked<'_>) -> String {
-    let given = asked.pairs().into_iter();
-    let parts = given.filter(|(_, value)| !value.is_empty());
-    let parts = parts.map(|(name, value)| match name {
-        "q" => format!("message {value}"),
-        name => format!("{name} {value}"),
-    });
-    match parts.collect::<Vec<_>>().join(", ").as_str() {
-        "" => "all dead letters".to_owned(),
-        words => words.to_owned(),
-    }
-}
-
-/// The filter for the database.
-fn filter(asked: Asked<'_>) -> Result<DeadFilter, Wrong> {
-    Ok(DeadFilter::default()
-        .topic(asked.given("topic"))
-        .destination(asked.given("destination"))
-        .tenant_id(asked.tenant()?)
-        .reason(asked.reason()?))
-}
+pub(super) const NAMES: &[&str] = &[
+    "topic",
+    "destination",
+    "tenant",
+    "key",
+    "reason",
+    "since",
+    "until",
+    "q",
+];
 
 /// The contents of the first page.
 #[derive(Default)]
@@ -66,7 +51,7 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
         .get("before")
         .and_then(|place| place.parse().ok());
     let page = visit.page("Dead letters");
-    if let Err(error) = filter(asked) {
+    if let Err(error) = asked.selection() {
         return Ok(page.refused(&error.what, &filter_form(asked)));
     }
     let began = Instant::now();
@@ -103,9 +88,9 @@ fn load(
     }
     // Only the first page reloads, so only its list is cached.
     visit.site.dead.get(&asked.link("", &[]), || {
-        let filter = filter(asked)?;
+        let selection = asked.selection()?;
         let groups = visit.run(&visit.site.database, |conn, outbox| {
-            program::dead_groups(conn, outbox, &filter, MOST_GROUPS)
+            program::dead_groups(conn, outbox, &selection, MOST_GROUPS)
         })?;
         look().map(|list| Arc::new(DeadList { groups, ..list }))
     })
@@ -118,17 +103,17 @@ pub(super) fn search(
     before: Option<Place>,
     limit: usize,
 ) -> Result<(Vec<MessageRecord>, Option<String>), Refusal> {
-    let filter = filter(asked)?;
+    let selection = asked.selection()?;
     let mut found = match asked.get("q") {
         "" => visit.run(&visit.site.database, |conn, outbox| {
             program::dead_letters(
                 conn,
                 outbox,
-                &program::dead_before(filter, before),
+                &program::behind(selection, before),
                 as_limit(limit) + 1,
             )
         })?,
-        q => find(visit, q, &filter)?,
+        q => find(visit, q, &selection)?,
     };
     let next = next_page(&mut found, limit, |last| last.place().to_string());
     Ok((found, next))
@@ -138,7 +123,7 @@ pub(super) fn search(
 pub(super) fn find(
     visit: &Visit<'_>,
     q: &str,
-    filter: &DeadFilter,
+    selection: &Selection,
 ) -> anyhow::Result<Vec<MessageRecord>> {
     let key = MessageKey::Text(q.to_owned());
     visit.run(&visit.site.searches, |conn, outbox| {
@@ -149,11 +134,11 @@ pub(super) fn find(
             .map(|record| (record.sequence, record.message_id))
             .collect();
         let sequences: Vec<i64> = dead.iter().map(|(sequence, _)| sequence.0).collect();
-        let filter = filter.clone().sequences(sequences);
+        let selection = selection.clone().sequences(sequences);
         if dead.is_empty() {
             return Ok(Vec::new());
         }
-        let mut letters = program::dead_letters(conn, outbox, &filter, PAGE as i64 + 1)?;
+        let mut letters = program::dead_letters(conn, outbox, &selection, PAGE as i64 + 1)?;
         letters.retain(|letter| dead.contains(&(letter.sequence, letter.message_id)));
         Ok(letters)
     })
@@ -165,6 +150,9 @@ fn filter_form(asked: Asked<'_>) -> Markup {
         (asked.field("Destination", "destination"))
         (asked.field("Tenant", "tenant"))
         (asked.choice("Reason", "reason", ReasonCode::ALL.iter().map(|reason| reason.as_str())))
+        (asked.field("Ordering key", "key"))
+        (asked.field("Dead since", "since"))
+        (asked.field("Dead before", "until"))
         (asked.field("Message id, key or sequence", "q"))
     };
     asked.form("/dead", "Filter dead letters", "Filter", &fields)

@@ -366,7 +366,7 @@ fn actions(visit: &Visit<'_>, one: &Endpoint) -> Markup {
     };
     let since = html! {
         label.field { "Since" input name="since" value="24h" required; }
-        label.field { "Why" input name="reason" maxlength="400"; }
+        label.field { "Why" input name="why" maxlength="400"; }
     };
     html! {
         div.acts {

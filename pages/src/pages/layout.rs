@@ -245,19 +245,20 @@ fn notice(query: &Form, config: &Config) -> Option<String> {
         .and_then(|count| count.parse().ok())
         .unwrap_or(0);
     let messages = words::counted(count, "message is", "messages are");
-    let letters = words::counted(count, "dead letter was", "dead letters were");
-    Some(match (query.get("done")?, count) {
-        ("requeued", 0) => {
-            "Nothing was requeued: the dead letter is gone, or its idempotency key is in the outbox again."
-                .to_owned()
-        }
-        ("requeued", _) => format!("{letters} requeued: due at once, attempts reset."),
-        ("discarded", 0) => "Nothing was discarded: the dead letter is already gone.".to_owned(),
-        ("discarded", _) => format!("{letters} discarded. The ledger still records them as dead."),
+    let done = query.get("done")?;
+    let number = |name: &str| query.get(name)?.parse::<u64>().ok();
+    if let Some(changed) = number("count")
+        && let Some(notice) = super::acts::notice(done, changed, number("left").unwrap_or(0))
+    {
+        return Some(notice);
+    }
+    Some(match (done, count) {
         ("paused", _) => "Paused. Relays notice within a second.".to_owned(),
         ("resumed", 0) => "Nothing to resume: the pause has already ended.".to_owned(),
         ("resumed", _) => "Resumed. If another pause is left, it is shown below.".to_owned(),
-        ("cancelled", _) => "The message was cancelled. The ledger records the cancellation.".to_owned(),
+        ("cancelled", _) => {
+            "The message was cancelled. The ledger records the cancellation.".to_owned()
+        }
         ("rescheduled", _) => "The message was rescheduled.".to_owned(),
         ("settled_delivered", _) => "The message was settled as delivered.".to_owned(),
         ("settled_cancelled", _) => "The message was settled: it will not be sent.".to_owned(),
@@ -273,16 +274,16 @@ fn notice(query: &Form, config: &Config) -> Option<String> {
         ("enabled", _) => "Enabled. Relays notice within a second.".to_owned(),
         ("disabled", _) => format!("Disabled. {}", while_disabled(config)),
         ("changed", _) => "Changed. Relays notice within a second.".to_owned(),
-        ("removed", _) => "Removed. Messages that waited for the endpoint are not sent, and end in the ledger.".to_owned(),
+        ("removed", _) => {
+            "Removed. Messages that waited for the endpoint are not sent, and end in the ledger."
+                .to_owned()
+        }
         ("sent_again", _) => "The message will be sent to this endpoint again.".to_owned(),
-        ("retried", _) => format!("{messages} due at once. If more matched, repeat the change."),
-        ("many_cancelled", _) => format!("{messages} cancelled. If more matched, repeat the change."),
         ("recovered", _) => {
             format!("{messages} enqueued for this endpoint. If more matched, repeat the change.")
         }
         ("no_endpoint", _) => {
-            "Nothing was changed: the endpoint does not exist, or has no such message."
-                .to_owned()
+            "Nothing was changed: the endpoint does not exist, or has no such message.".to_owned()
         }
         _ => return None,
     })

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use diesel_outbox::program::{self, LedgerFilter, MessageRecord, Searched};
+use diesel_outbox::admin::Selection;
+use diesel_outbox::program::{self, Chosen, MessageRecord, Searched};
 use maud::{Markup, html};
 
-use super::asked::{Asked, Wrong};
+use super::asked::Asked;
 use super::layout::list;
 use super::messages::outcome;
 use super::overview::name_of;
@@ -18,61 +19,16 @@ use crate::response::Response;
 const PAGE: usize = 50;
 
 /// The fields of the filter.
-pub(super) const NAMES: &[&str] = &[
-    "topic",
-    "destination",
-    "status",
-    "reason",
-    "key",
-    "tenant",
-    "since",
-    "until",
-];
-
-pub(super) fn filter(asked: Asked<'_>) -> Result<LedgerFilter, Wrong> {
-    Ok(LedgerFilter {
-        topic: asked.given("topic"),
-        destination: asked.given("destination"),
-        ordering_key: asked.given("key"),
-        tenant_id: asked.tenant()?,
-        status: asked.parsed("status")?,
-        reason: asked.reason()?,
-        since: asked.read("since", time)?,
-        until: asked.read("until", time)?,
-        ..LedgerFilter::default()
-    })
-}
-
-/// Parses a time in UTC, as browser fields or people write it, or a duration before now.
-fn time(text: &str) -> Result<Option<SystemTime>, String> {
-    if let Ok(ago) = humantime::parse_duration(text) {
-        return Ok(SystemTime::now().checked_sub(ago));
-    }
-    let zoned = text.trim_end_matches('Z');
-    // Browser fields omit seconds that are zero.
-    let seconds = if zoned.matches(':').count() == 1 {
-        ":00"
-    } else {
-        ""
-    };
-    let days = if zoned.contains(':') { "" } else { "T00:00:00" };
-    humantime::parse_rfc3339_weak(&format!("{zoned}{seconds}{days}"))
-        .map(Some)
-        .map_err(|_| {
-            format!(
-                "{text:?} is neither a time such as 2026-01-31T12:00 (UTC) nor a duration such as 2h"
-            )
-        })
-}
+pub(super) const NAMES: &[&str] = Chosen::NAMES;
 
 /// A page of the ledger, and the place before which the next one ends.
 pub(super) fn search(
     visit: &Visit<'_>,
-    filter: &LedgerFilter,
+    selection: &Selection,
     limit: usize,
 ) -> anyhow::Result<(Searched<MessageRecord>, Option<String>)> {
     let mut found = visit.run(&visit.site.searches, |conn, outbox| {
-        program::ledger(conn, outbox, filter, as_limit(limit) + 1)
+        program::ledger(conn, outbox, selection, as_limit(limit) + 1)
     })?;
     let next = next_page(&mut found.rows, limit, |last| last.place().to_string());
     Ok((found, next))
@@ -85,13 +41,13 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
         .get("before")
         .and_then(|place| place.parse().ok());
     let page = visit.page("Ledger");
-    let mut filter = match filter(asked) {
-        Ok(filter) => filter,
+    let selection = match asked.selection() {
+        Ok(selection) => selection,
         Err(error) => return Ok(page.refused(&error.what, &form(asked))),
     };
-    filter.before = before;
+    let selection = program::behind(selection, before);
     let began = SystemTime::now();
-    let (found, next) = search(visit, &filter, PAGE)?;
+    let (found, next) = search(visit, &selection, PAGE)?;
     let took = began.elapsed().unwrap_or(Duration::ZERO);
     let labels = Labels::of(visit, found.rows.iter().map(|row| row.destination.as_str()))?;
     let rows = html! {
@@ -165,28 +121,4 @@ fn rows(rows: &[MessageRecord], labels: &Labels) -> Markup {
         })
         .collect();
     table_or("No messages match.", "Settled messages", &columns, &rows)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_read_as_people_and_browsers_write_them() {
-        let read = |text: &str| time(text).expect("a time").expect("one is given");
-        let noon = humantime::parse_rfc3339("2026-01-31T12:00:00Z").expect("a time");
-        for text in [
-            "2026-01-31T12:00",
-            "2026-01-31T12:00:00",
-            "2026-01-31 12:00:00Z",
-        ] {
-            assert_eq!(read(text), noon, "{text}");
-        }
-        assert_eq!(read("2026-01-31"), noon - Duration::from_secs(12 * 3600));
-        let hours = read("2h").elapsed().expect("it is past").as_secs();
-        assert!((7200..7260).contains(&hours), "{hours}");
-        for bad in ["yesterday", "2026", "<b>", "31.1.2026", "12:00"] {
-            assert!(time(bad).is_err(), "{bad}: {:?}", time(bad));
-        }
-    }
 }

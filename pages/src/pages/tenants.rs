@@ -22,8 +22,8 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
         Err(Refusal::Endpoint(EndpointError::NoTables(_))) => Vec::new(),
         found => found?.0,
     };
-    let filter = waiting::filter(visit.form)?;
-    let (waiting, waits, _) = waiting::search(visit, &filter, ROWS)?;
+    let selection = waiting::selection(visit.form)?;
+    let (waiting, waits, _) = waiting::search(visit, &selection, ROWS)?;
     let asked = Asked::of(visit.form, dead::NAMES);
     let (letters, _) = dead::search(visit, asked, None, ROWS)?;
     let content = html! {

@@ -34,6 +34,12 @@ pub(super) fn counted(number: i64, one: &str, many: &str) -> String {
     format!("{} {word}", count(number, false))
 }
 
+/// A text whose commands stand between backticks.
+pub(super) fn with_code(text: &str) -> Markup {
+    let parts = text.split('`').enumerate();
+    html! { @for (at, part) in parts { @if at % 2 == 1 { code { (part) } } @else { (part) } } }
+}
+
 /// A rate per minute, from a rate per second. Small rates have one decimal digit.
 pub(super) fn per_minute(per_second: f64) -> String {
     amount(per_second * 60.0)

@@ -1,5 +1,6 @@
 //! JSON for the customers of an application: what the portal shows and does, through the same functions.
 
+use std::sync::LazyLock;
 use std::time::SystemTime;
 
 use diesel_outbox::admin::{Bulked, Place};
@@ -35,28 +36,30 @@ type Call<'a> = api::Call<'a, Portal, Session>;
 type Found<T> = Result<T, Problem>;
 
 /// All routes.
-pub(super) static ROUTES: &[Route<Portal, Session>] = &[
-    route!(GET "/openapi.json", Look, "This document.", openapi => Json),
-    route!(GET "/topics", Look, "Topics to choose from.", list_topics => Listed<Offered>),
-    route!(GET "/endpoints", Look, "Endpoints.", list_endpoints => Listed<Endpoint>, is_list: true),
-    route!(POST "/endpoints", Act, "Add an endpoint.", add_endpoint <- Written => Added, status: StatusCode::CREATED),
-    route!(GET "/endpoints/{name}", Look, "An endpoint.", get_endpoint => Endpoint),
-    route!(PATCH "/endpoints/{name}", Act, "Change an endpoint.", change_endpoint <- Written => Endpoint),
-    route!(DELETE "/endpoints/{name}", Act, "Remove an endpoint.", remove_endpoint <- Nothing => Done),
-    route!(POST "/endpoints/{name}/enable", Act, "Send events again. An endpoint that an operator has disabled stays disabled: 409.", enable_endpoint <- Nothing => Done),
-    route!(POST "/endpoints/{name}/disable", Act, "New events are not for the endpoint; those that it has already wait.", disable_endpoint <- Nothing => Done),
-    route!(POST "/endpoints/{name}/pause", Act, "New events are for the endpoint, and wait.", pause_endpoint <- Hold => Done),
-    route!(POST "/endpoints/{name}/resume", Act, "Send waiting events again. The pause of an operator stays: 409.", resume_endpoint <- Nothing => Done),
-    route!(POST "/endpoints/{name}/verify", Act, "Ask the endpoint whether it wants events.", verify_endpoint <- Nothing => Verified, lasts: true),
-    route!(POST "/endpoints/{name}/retry", Act, "Send waiting events now.", retry_endpoint <- Nothing => Count, lasts: true),
-    route!(POST "/endpoints/{name}/rotate", Secrets, "Make a new secret. The old one also signs for 24 hours.", rotate_secret <- Nothing => Secret),
-    route!(POST "/endpoints/{name}/test", Act, "Send an example of an event now.", test_endpoint <- Example => Tested, lasts: true),
-    route!(POST "/endpoints/{name}/recover", Act, "Send failed events again, and what was missed.", recover_endpoint <- Recovery => Count, lasts: true),
-    route!(GET "/endpoints/{name}/counts", Look, "Deliveries of the last 24 hours in steps of 30 minutes, oldest first.", list_counts => Listed<Step>),
-    route!(GET "/endpoints/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, query: &["topic", "state", "since", "until"], is_list: true),
-    route!(GET "/endpoints/{name}/deliveries/{id}", Look, "A delivery, by message id.", get_delivery => Details),
-    route!(POST "/endpoints/{name}/deliveries/{id}/send-again", Act, "Send an event again.", send_again <- Nothing => Done),
-];
+pub(super) static ROUTES: LazyLock<Vec<Route<Portal, Session>>> = LazyLock::new(|| {
+    vec![
+        route!(GET "/openapi.json", Look, "This document.", openapi => Json),
+        route!(GET "/topics", Look, "Topics to choose from.", list_topics => Listed<Offered>),
+        route!(GET "/endpoints", Look, "Endpoints.", list_endpoints => Listed<Endpoint>, is_list: true),
+        route!(POST "/endpoints", Act, "Add an endpoint.", add_endpoint <- Written => Added, status: StatusCode::CREATED),
+        route!(GET "/endpoints/{name}", Look, "An endpoint.", get_endpoint => Endpoint),
+        route!(PATCH "/endpoints/{name}", Act, "Change an endpoint.", change_endpoint <- Written => Endpoint),
+        route!(DELETE "/endpoints/{name}", Act, "Remove an endpoint.", remove_endpoint <- Nothing => Done),
+        route!(POST "/endpoints/{name}/enable", Act, "Send events again. An endpoint that an operator has disabled stays disabled: 409.", enable_endpoint <- Nothing => Done),
+        route!(POST "/endpoints/{name}/disable", Act, "New events are not for the endpoint; those that it has already wait.", disable_endpoint <- Nothing => Done),
+        route!(POST "/endpoints/{name}/pause", Act, "New events are for the endpoint, and wait.", pause_endpoint <- Hold => Done),
+        route!(POST "/endpoints/{name}/resume", Act, "Send waiting events again. The pause of an operator stays: 409.", resume_endpoint <- Nothing => Done),
+        route!(POST "/endpoints/{name}/verify", Act, "Ask the endpoint whether it wants events.", verify_endpoint <- Nothing => Verified, lasts: true),
+        route!(POST "/endpoints/{name}/retry", Act, "Send waiting events now.", retry_endpoint <- Nothing => Count, lasts: true),
+        route!(POST "/endpoints/{name}/rotate", Secrets, "Make a new secret. The old one also signs for 24 hours.", rotate_secret <- Nothing => Secret),
+        route!(POST "/endpoints/{name}/test", Act, "Send an example of an event now.", test_endpoint <- Example => Tested, lasts: true),
+        route!(POST "/endpoints/{name}/recover", Act, "Send failed events again, and what was missed.", recover_endpoint <- Recovery => Count, lasts: true),
+        route!(GET "/endpoints/{name}/counts", Look, "Deliveries of the last 24 hours in steps of 30 minutes, oldest first.", list_counts => Listed<Step>),
+        route!(GET "/endpoints/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, query: &["topic", "state", "since", "until"], is_list: true),
+        route!(GET "/endpoints/{name}/deliveries/{id}", Look, "A delivery, by message id.", get_delivery => Details),
+        route!(POST "/endpoints/{name}/deliveries/{id}/send-again", Act, "Send an event again.", send_again <- Nothing => Done),
+    ]
+});
 
 /// The answer to a request for JSON.
 pub(super) fn answer(portal: &Portal, request: &Request, path: &str) -> Response {
@@ -83,7 +86,7 @@ pub(super) fn answer(portal: &Portal, request: &Request, path: &str) -> Response
         }
         Ok(session)
     };
-    api::answer(ROUTES, portal, request, path, admit, |portal, session| {
+    api::answer(&ROUTES, portal, request, path, admit, |portal, session| {
         Caller {
             database: &portal.changes,
             name: session.party(),
@@ -286,7 +289,7 @@ fn own<'a>(call: &'a Call<'_>) -> Own<'a> {
 
 fn openapi(call: &Call<'_>) -> Found<Json> {
     let title = call.site.name.as_deref().unwrap_or(words().title);
-    let document = document(ROUTES, title, &call.site.base);
+    let document = document(&ROUTES, title, &call.site.base);
     Ok(Json::of(&document.to_string()))
 }
 

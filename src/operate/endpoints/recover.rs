@@ -11,10 +11,11 @@ use crate::endpoints::sql::rows::{self as store, EndpointRow};
 use crate::endpoints::{EndpointError, Endpoints};
 use crate::engine::send::sql::pause;
 use crate::operate::bulk::{Bulk, change_all};
+use crate::operate::selection::Selection;
 use crate::operate::sql::audit::Act;
-use crate::operate::sql::dead::{self, DeadFilter};
+use crate::operate::sql::dead;
 use crate::operate::sql::messages::LetterId;
-use crate::operate::sql::waiting::{self, WaitingFilter};
+use crate::operate::sql::waiting;
 use crate::operate::waiting::Note;
 
 /// Which messages [`Endpoints::recover`] sends.
@@ -139,12 +140,12 @@ impl Endpoints<'_> {
         if self.registered(conn, name)?.is_none() {
             return Ok(None);
         }
-        let filter = WaitingFilter::default()
+        let selection = Selection::default()
             .destination(name.to_owned())
             .tenant_id(self.tenant);
         let (note, is_dry) = (bulk.note(), bulk.is_dry());
         let done =
-            change_all::<EndpointError>(conn, self.name, &filter, waiting::Act::Retry, bulk)?;
+            change_all::<EndpointError>(conn, self.name, &selection, waiting::Act::Retry, bulk)?;
         if !is_dry {
             self.pinned(conn, |conn, outbox| {
                 if pause::close_breaker(conn, outbox, name)? {
@@ -174,20 +175,20 @@ impl Endpoints<'_> {
         bulk: &mut Bulk<'_>,
     ) -> Result<ControlFlow<()>, EndpointError> {
         let name = &found.row.name;
-        let filter = DeadFilter::default()
+        let selection = Selection::default()
             .destination(name.clone())
             .registration(found.id)
             .tenant_id(self.tenant)
             .since(since);
         let left = bulk.left();
         let letters: Option<Vec<LetterId>> = self.pinned(conn, |conn, outbox| {
-            looking_for(conn, left, |conn| dead::matching(conn, outbox, &filter))
+            looking_for(conn, left, |conn| dead::matching(conn, outbox, &selection))
         })?;
         let Some(letters) = letters else {
             return Ok(ControlFlow::Break(()));
         };
         let (note, is_dry, mut left) = (bulk.note(), bulk.is_dry(), letters.as_slice());
-        bulk.steps(|most| {
+        bulk.steps(conn, |conn, most| {
             let (step, rest) = left.split_at(most.min(left.len()));
             if step.is_empty() {
                 return Ok(None);
@@ -236,7 +237,7 @@ impl Endpoints<'_> {
                 return Ok(());
             };
             let mut left = page.as_slice();
-            let goes = bulk.steps(|most| {
+            let goes = bulk.steps(conn, |conn, most| {
                 let (step, rest) = left.split_at(most.min(left.len()));
                 if step.is_empty() {
                     return Ok::<_, EndpointError>(None);

@@ -2,8 +2,6 @@
 
 pub(crate) mod groups;
 
-use std::time::SystemTime;
-
 use diesel::dsl::sql;
 use diesel::prelude::{
     Connection, ExpressionMethods, IntoSql, NullableExpressionMethods, QueryDsl, RunQueryDsl,
@@ -18,71 +16,34 @@ pub(crate) use self::groups::groups;
 
 use super::history::{self, Event, Touched};
 use super::messages::{self, Content, LetterId, MessageRecord};
-use crate::endpoints::sql::filter::{equal, filter, is_of_registration};
+use super::selection::selected;
 use crate::endpoints::sql::recipient::Recipient;
 use crate::endpoints::sql::removed::removed_again;
 use crate::name::OutboxName;
-use crate::operate::sql::place::Place;
+use crate::operate::selection::Selection;
 use crate::outbox::sql::waiting;
 use crate::schema::values::{as_micros, from_micros};
 use crate::sql::functions::{On, TimeAndSequence, all_of, coalesce, given};
 use crate::sql::open_part;
 use crate::sql::statement::{unprepared, unprepared_statement};
 use crate::sql::table::dead;
-use crate::status::ReasonCode;
-
-filter! {
-    /// Selects dead letters. All given conditions must hold.
-    ///
-    /// ```
-    /// use diesel_outbox::ReasonCode;
-    /// use diesel_outbox::admin::DeadFilter;
-    /// # let tenant = uuid::Uuid::nil();
-    ///
-    /// let filter = DeadFilter::default()
-    ///     .topic("order.paid".to_owned())
-    ///     .destination("billing".to_owned())
-    ///     .reason(ReasonCode::ServerError)
-    ///     .tenant_id(tenant)
-    ///     .sequences(vec![7, 8])
-    ///     .since(std::time::SystemTime::UNIX_EPOCH);
-    /// # let _ = filter;
-    /// ```
-    pub struct DeadFilter {
-        /// Only these sequences; empty: any.
-        pub sequences: Vec<i64>,
-        /// Only this topic.
-        pub topic: String,
-        /// Only this reason.
-        pub reason: ReasonCode,
-        /// Only dead letters for this destination.
-        pub destination: String,
-        /// Only this tenant.
-        pub tenant_id: Uuid,
-        /// Only this registration of the destination, or none.
-        pub(crate) registration: Uuid,
-        /// Dead-lettered at this time or later.
-        pub since: SystemTime,
-        /// Only dead letters from before this place: the next page of the list.
-        pub(crate) before: Place,
-    }
-}
+use crate::status::Status;
 
 type DeadCondition<'a> = On<'a, dead::table>;
 
-/// Whether the filter selects a dead letter.
-fn is_meant(filter: &DeadFilter) -> DeadCondition<'_> {
-    let sequences = (filter.sequences.as_ref()).filter(|sequences| !sequences.is_empty());
+/// Whether a dead letter is selected.
+fn is_meant(selection: &Selection) -> DeadCondition<'_> {
     let when = (dead::dead_lettered_at, dead::sequence).into_sql::<TimeAndSequence>();
     let others = [
-        given(sequences, |these| dead::sequence.eq_any(these)),
-        given(filter.registration, |id| is_of_registration!(dead, id)),
-        given(filter.since, |time| {
-            dead::dead_lettered_at.ge(from_micros(as_micros(time)))
+        given(selection.destination.as_deref(), |to| {
+            dead::destination.eq(to)
         }),
-        given(filter.before, |place| when.lt(place.of_row())),
+        given(selection.status, |status| {
+            (status == Status::Dead).into_sql::<Bool>()
+        }),
+        given(selection.behind, |place| when.lt(place.of_row())),
     ];
-    let own = equal!(dead, filter: topic reason destination tenant_id);
+    let own = selected!(dead, selection, dead_lettered_at, reason);
     all_of(own.into_iter().chain(others))
 }
 
@@ -104,20 +65,20 @@ fn latest(
 pub(crate) fn list(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &DeadFilter,
+    selection: &Selection,
     limit: i64,
 ) -> QueryResult<Vec<MessageRecord>> {
-    latest(conn, name, is_meant(filter), Content::Without, limit)
+    latest(conn, name, is_meant(selection), Content::Without, limit)
 }
 
 /// The matching dead letters, oldest first: in the order of their ordering keys.
 pub(crate) fn matching(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &DeadFilter,
+    selection: &Selection,
 ) -> QueryResult<Vec<LetterId>> {
     let letters = dead::table(name.dead())
-        .filter(is_meant(filter))
+        .filter(is_meant(selection))
         .order((
             coalesce(dead::split_from, dead::sequence),
             dead::sequence,

@@ -16,9 +16,9 @@ use diesel::result::QueryResult;
 use diesel::{PgConnection, select};
 use uuid::Uuid;
 
-use super::dead::{self, DeadFilter};
+use super::dead;
 use super::history;
-use super::ledger::{self, DeliveryCount, LedgerFilter, Looked};
+use super::ledger::{self, DeliveryCount, Looked};
 use super::messages::{self, Content, MessageRecord};
 use super::replay::{self, SentAgain};
 use super::waiting::is_so;
@@ -31,6 +31,7 @@ use crate::engine::claim::sql::claim::{self, ARRAYS_AT_ONCE, Sequences, Stream};
 use crate::engine::claim::sql::streams::{is_of, streams_to};
 use crate::message::Sequence;
 use crate::name::OutboxName;
+use crate::operate::selection::Selection;
 use crate::operate::sql::place::Place;
 use crate::outbox::sql::searched::{ALL, SearchDeadline};
 use crate::schema::values::{as_micros, from_micros, to_micros};
@@ -249,28 +250,28 @@ pub(crate) fn deliveries(
         }
     }
     if asks(Status::Dead) {
-        let filter = DeadFilter {
+        let filter = Selection {
             destination: Some(destination.to_owned()),
             tenant_id: filter.tenant_id,
             topic: filter.topic.clone(),
             registration,
             since: filter.since,
-            before: filter.after,
-            ..DeadFilter::default()
+            behind: filter.after,
+            ..Selection::default()
         };
         let letters = dead::list(conn, name, &filter, one_more)?;
         rows.extend(letters.into_iter().map(Delivery::of_record));
     }
     if asks(Status::Delivered) {
-        let filter = LedgerFilter {
+        let filter = Selection {
             destination: Some(destination.to_owned()),
             tenant_id: filter.tenant_id,
             topic: filter.topic.clone(),
             registration,
             since: filter.since,
             status: Some(Status::Delivered),
-            before: filter.after,
-            ..LedgerFilter::default()
+            behind: filter.after,
+            ..Selection::default()
         };
         let (found, at) = ledger::search(conn, name, &filter, one_more, deadline)?;
         rows.extend(found.into_iter().map(Delivery::of_record));

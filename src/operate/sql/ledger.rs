@@ -8,7 +8,7 @@
 //! all of these rows. Then the end of the table is read instead, which has most of the latest rows.
 
 use std::collections::HashMap;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use diesel::dsl::count_star;
 use diesel::pg::data_types::PgTimestamp;
@@ -17,13 +17,13 @@ use diesel::prelude::{
 };
 use diesel::result::QueryResult;
 use diesel::{PgConnection, select};
-use uuid::Uuid;
 
 use super::messages::{self, Content, MessageRecord};
-use crate::endpoints::sql::filter::{equal, is_of_registration};
 use crate::endpoints::sql::recipient::Recipient;
 use crate::name::OutboxName;
+use crate::operate::selection::Selection;
 use crate::operate::sql::place::Place;
+use crate::operate::sql::selection::selected;
 use crate::outbox::sql::searched::{SearchDeadline, Searched};
 use crate::schema::values::{as_micros, from_micros, to_micros};
 use crate::setup::sql::catalogue;
@@ -31,7 +31,7 @@ use crate::sql::functions::{On, TimeAndSequence, all_of, clock_timestamp, given}
 use crate::sql::looking::looking_briefly;
 use crate::sql::statement::unprepared;
 use crate::sql::table::{PageBegin, ledger, part};
-use crate::status::{ReasonCode, Status};
+use crate::status::Status;
 
 /// How long reading one window may take before a shorter one is read instead.
 const PATIENCE: Duration = Duration::from_millis(300);
@@ -47,31 +47,6 @@ const SHORTEST_WINDOW: i64 = 1_000;
 /// The longest window (60 days, in microseconds). After it, all older rows are read at once.
 const LONGEST_WINDOW: i64 = 60 * 86_400 * 1_000_000;
 
-/// Selects entries of the ledger. All given conditions must hold.
-#[derive(Debug, Clone, Default)]
-pub struct LedgerFilter {
-    /// Only this topic.
-    pub topic: Option<String>,
-    /// Only this destination; empty: entries without a destination.
-    pub destination: Option<String>,
-    /// Only [`Delivered`](Status::Delivered), or only [`Dead`](Status::Dead).
-    pub status: Option<Status>,
-    /// Only this reason.
-    pub reason: Option<ReasonCode>,
-    /// Only this ordering key.
-    pub ordering_key: Option<String>,
-    /// Only this tenant.
-    pub tenant_id: Option<Uuid>,
-    /// Only this registration of the destination, or none.
-    pub registration: Option<Uuid>,
-    /// Settled at this time or later.
-    pub since: Option<SystemTime>,
-    /// Settled before this time.
-    pub until: Option<SystemTime>,
-    /// Only entries from before this place: the next page of the list.
-    pub before: Option<Place>,
-}
-
 /// The number of messages of a destination that were settled in a time span.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -86,10 +61,10 @@ pub struct DeliveryCount {
 pub(crate) fn ledger(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &LedgerFilter,
+    selection: &Selection,
     limit: i64,
 ) -> QueryResult<Searched<MessageRecord>> {
-    let (rows, looked) = search(conn, name, filter, limit, SearchDeadline::new())?;
+    let (rows, looked) = search(conn, name, selection, limit, SearchDeadline::new())?;
     let is_complete = looked == Looked::AtAll;
     Ok(Searched { rows, is_complete })
 }
@@ -109,25 +84,25 @@ pub(super) enum Looked {
 pub(super) fn search(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &LedgerFilter,
+    selection: &Selection,
     limit: i64,
     deadline: SearchDeadline,
 ) -> QueryResult<(Vec<MessageRecord>, Looked)> {
-    let since = filter.since.map(as_micros).unwrap_or(i64::MIN);
-    let ends = [filter.until.map(as_micros), behind(filter.before)];
+    let since = selection.since.map(as_micros).unwrap_or(i64::MIN);
+    let ends = [selection.until.map(as_micros), behind(selection.behind)];
     let mut to = match ends.into_iter().flatten().min() {
         Some(to) => to,
         None => after_now(conn)?,
     };
     let (mut window, mut rows) = (FIRST_WINDOW, Vec::new());
-    let is_of_now = filter.before.is_none() && filter.until.is_none();
+    let is_of_now = selection.behind.is_none() && selection.until.is_none();
     if is_of_now {
         let from = to.saturating_sub(window).max(since);
         let latest = looking_briefly(conn, FIRST_PATIENCE, |conn| {
-            between(conn, name, filter, (from, to), limit, Pages::All)
+            between(conn, name, selection, (from, to), limit, Pages::All)
         })?;
         let Some(found) = latest else {
-            let found = at_the_end(conn, name, filter, (since, to), limit, TAIL_PAGES)?;
+            let found = at_the_end(conn, name, selection, (since, to), limit, TAIL_PAGES)?;
             let looked = match found.is_complete {
                 true => Looked::AtAll,
                 false => Looked::AtTheEnd,
@@ -148,7 +123,7 @@ pub(super) fn search(
         let missing = limit - i64::try_from(rows.len()).unwrap_or(limit);
         let read = match deadline.left(PATIENCE) {
             Some(left) => looking_briefly(conn, left, |conn| {
-                between(conn, name, filter, (from, to), missing, Pages::All)
+                between(conn, name, selection, (from, to), missing, Pages::All)
             })?,
             None => None,
         };
@@ -171,7 +146,7 @@ pub(super) fn search(
 fn at_the_end(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &LedgerFilter,
+    selection: &Selection,
     times: (i64, i64),
     limit: i64,
     pages: i64,
@@ -186,7 +161,7 @@ fn at_the_end(
     let from = all.saturating_sub(pages).max(0);
     let page = u32::try_from(from).unwrap_or(u32::MAX);
     let found = looking_briefly(conn, PATIENCE, |conn| {
-        between(conn, name, filter, times, limit, Pages::From(open, page))
+        between(conn, name, selection, times, limit, Pages::From(open, page))
     })?;
     Ok(Searched {
         is_complete: found.is_some() && from == 0 && in_use.len() <= 1,
@@ -202,14 +177,19 @@ enum Pages {
     From(i16, u32),
 }
 
-/// Whether the filter selects a row, whenever the row was settled.
-fn is_meant(filter: &LedgerFilter) -> On<'_, ledger::table> {
+/// Whether a row is selected.
+fn is_meant(selection: &Selection) -> On<'_, ledger::table> {
     let when = (ledger::settled_at, ledger::sequence).into_sql::<TimeAndSequence>();
     let others = [
-        given(filter.registration, |id| is_of_registration!(ledger, id)),
-        given(filter.before, |place| when.lt(place.of_row())),
+        given(selection.destination.as_deref(), |to| {
+            ledger::destination.eq(to)
+        }),
+        given(selection.status, |status| {
+            ledger::status.eq(status.as_str())
+        }),
+        given(selection.behind, |place| when.lt(place.of_row())),
     ];
-    let own = equal!(ledger, filter: topic destination status reason ordering_key tenant_id);
+    let own = selected!(ledger, selection, settled_at, reason);
     all_of(own.into_iter().chain(others))
 }
 
@@ -217,12 +197,12 @@ fn is_meant(filter: &LedgerFilter) -> On<'_, ledger::table> {
 fn between(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &LedgerFilter,
+    selection: &Selection,
     (from, to): (i64, i64),
     limit: i64,
     pages: Pages,
 ) -> QueryResult<Vec<MessageRecord>> {
-    let rows = messages::settled(name, is_meant(filter), Content::Without)
+    let rows = messages::settled(name, is_meant(selection), Content::Without)
         .filter(ledger::settled_at.ge(from_micros(from)))
         .filter(ledger::settled_at.lt(from_micros(to)))
         .order((ledger::settled_at.desc(), ledger::sequence.desc()))
@@ -291,10 +271,10 @@ mod tests {
             name.ledger()
         ))
         .expect("rows");
-        let filter = LedgerFilter::default();
+        let anything = Selection::default();
         let mut end = |pages| {
             let times = (i64::MIN, i64::MAX);
-            at_the_end(&mut conn, name, &filter, times, 3, pages).expect("found")
+            at_the_end(&mut conn, name, &anything, times, 3, pages).expect("found")
         };
         let latest = |found: &Searched<MessageRecord>| -> Vec<i64> {
             found.rows.iter().map(|row| row.sequence.0).collect()
@@ -306,7 +286,7 @@ mod tests {
         );
         conn.batch_execute(&other).expect("another part is in use");
         let times = (i64::MIN, i64::MAX);
-        let beside_others = at_the_end(&mut conn, name, &filter, times, 3, 1000).expect("found");
+        let beside_others = at_the_end(&mut conn, name, &anything, times, 3, 1000).expect("found");
         assert!(!beside_others.is_complete);
         assert_eq!(
             (latest(&some), some.is_complete),

@@ -15,14 +15,16 @@ use uuid::Uuid;
 
 pub(crate) use crate::message::replays::LONGEST_RUN;
 
-use crate::endpoints::sql::filter::{equal, filter, is_of_registration};
+use crate::endpoints::sql::filter::is_of_registration;
 use crate::endpoints::sql::missed::Bulked;
 use crate::endpoints::sql::recipient::Recipient;
 use crate::endpoints::sql::removed::removed_again;
 use crate::endpoints::sql::rows::{self, WhichEndpoint};
 use crate::message::replays::replayed;
 use crate::name::OutboxName;
+use crate::operate::selection::Selection;
 use crate::operate::sql::place::Place;
+use crate::operate::sql::selection::selected;
 use crate::schema::values::{as_micros, from_micros, to_micros};
 use crate::sql::functions::{On, TimeAndSequence, all_of, clock_timestamp, given, shown_key};
 use crate::sql::looking::looking;
@@ -34,42 +36,8 @@ use crate::status::Status;
 /// The row of `outbox_lock` that replays lock.
 const REPLAYS: &str = "replay";
 
-filter! {
-    /// Selects the delivered messages to replay. All given conditions must hold.
-    ///
-    /// ```
-    /// use diesel_outbox::admin::ReplayFilter;
-    /// use std::time::{Duration, SystemTime};
-    /// # let tenant = uuid::Uuid::nil();
-    ///
-    /// let filter = ReplayFilter::default()
-    ///     .since(SystemTime::now().checked_sub(Duration::from_secs(3600)))
-    ///     .until(SystemTime::now())
-    ///     .topic("order.paid".to_owned())
-    ///     .destination("billing".to_owned())
-    ///     .tenant_id(tenant)
-    ///     .idempotency_keys(vec!["order-42-paid".to_owned()]);
-    /// # let _ = filter;
-    /// ```
-    pub struct ReplayFilter {
-        /// Delivered at this time or later.
-        pub since: SystemTime,
-        /// Delivered before this time, and never after the replay began: a replay does not replay its own messages.
-        pub until: SystemTime,
-        /// Only this topic.
-        pub topic: String,
-        /// Only messages delivered to this destination. They go there again, wherever the current routes lead. Empty: only
-        /// messages that named no destination.
-        pub destination: String,
-        /// Only this tenant.
-        pub tenant_id: Uuid,
-        /// Only these idempotency keys; empty: any.
-        pub idempotency_keys: Vec<String>,
-    }
-}
-
-fn keys_of(filter: &ReplayFilter) -> &[String] {
-    filter.idempotency_keys.as_deref().unwrap_or_default()
+fn keys_of(selection: &Selection) -> &[String] {
+    selection.idempotency_keys.as_deref().unwrap_or_default()
 }
 
 /// The message ids of replayed messages.
@@ -110,17 +78,17 @@ pub(crate) struct ReplayWalk {
 pub(crate) fn begin(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &ReplayFilter,
+    selection: &Selection,
     run: &str,
 ) -> QueryResult<ReplayWalk> {
     let now: PgTimestamp = select(clock_timestamp()).get_result(conn)?;
-    let since = match filter.since {
+    let since = match selection.since {
         Some(since) => Some(as_micros(since)),
-        None if keys_of(filter).is_empty() => oldest(conn, name)?.map(to_micros),
+        None if keys_of(selection).is_empty() => oldest(conn, name)?.map(to_micros),
         None => None,
     };
-    let until = filter.until.map_or(i64::MAX, as_micros);
-    let registration = match filter.destination.as_deref() {
+    let until = selection.until.map_or(i64::MAX, as_micros);
+    let registration = match selection.destination.as_deref() {
         Some(which) => {
             let which = WhichEndpoint {
                 name: which,
@@ -153,27 +121,21 @@ pub(crate) fn new_run() -> String {
     format!("{time}-{:06x}", fastrand::u32(0..1 << 24))
 }
 
-/// Whether the filter selects a ledger entry, settled at or after the time of the walk's place and before this time.
-fn is_meant<'f>(filter: &'f ReplayFilter, walk: &ReplayWalk, to: i64) -> On<'f, ledger::table> {
-    let keys = keys_of(filter);
-    let ids: Vec<Uuid> = keys.iter().filter_map(|key| key.parse().ok()).collect();
-    let key = ledger::idempotency_key;
-    let has_id = key.is_null().and(ledger::message_id.eq_any(ids));
-    let has_key = key.assume_not_null().eq_any(keys).or(has_id);
+/// Whether a ledger entry is selected, settled at or after the time of the walk's place and before this time.
+fn is_meant<'f>(selection: &'f Selection, walk: &ReplayWalk, to: i64) -> On<'f, ledger::table> {
     let is_of_time = ledger::settled_at
         .ge(from_micros(walk.place.micros))
         .and(ledger::settled_at.lt(from_micros(to)));
     let others = [
         given(walk.registration, |id| is_of_registration!(ledger, id)),
-        given(filter.destination.as_deref(), went_to),
-        given((!keys.is_empty()).then_some(has_key), |it| it),
-        Some(Box::new(is_of_time.and(ledger::status.ne("dead")))),
+        given(selection.destination.as_deref(), went_to),
+        given(selection.status, |status| {
+            ledger::status.eq(status.as_str())
+        }),
+        Some(Box::new(is_of_time.and(ledger::status.ne("dead"))) as On<'_, ledger::table>),
     ];
-    all_of(
-        equal!(ledger, filter: topic tenant_id)
-            .into_iter()
-            .chain(others),
-    )
+    let own = selected!(ledger, selection, settled_at, reason);
+    all_of(own.into_iter().chain(others))
 }
 
 /// Whether an entry was delivered to this destination. Empty: whether the message named none.
@@ -195,10 +157,10 @@ const SAME: &str = r"(pg_catalog.regexp_replace(coalesce(idempotency_key, messag
 pub(crate) fn count(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &ReplayFilter,
+    selection: &Selection,
     walk: &ReplayWalk,
 ) -> QueryResult<Bulked> {
-    let asked = filter.destination.as_deref().unwrap_or_default();
+    let asked = selection.destination.as_deref().unwrap_or_default();
     let distinct = || {
         sql::<BigInt>(&format!("count(DISTINCT {SAME}"))
             .bind::<Text, _>(asked)
@@ -206,7 +168,7 @@ pub(crate) fn count(
     };
     let (with_payload, all): (i64, i64) = looking(conn, None, |conn| {
         let counts = ledger::table(name.ledger())
-            .filter(is_meant(filter, walk, walk.end))
+            .filter(is_meant(selection, walk, walk.end))
             .select((
                 distinct().sql(" FILTER (WHERE payload IS NOT NULL)"),
                 distinct(),
@@ -225,7 +187,7 @@ pub(crate) fn count(
 pub(crate) fn step(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &ReplayFilter,
+    selection: &Selection,
     ids: ReplayIds,
     walk: &mut ReplayWalk,
     most: usize,
@@ -235,14 +197,14 @@ pub(crate) fn step(
         if walk.place.micros >= walk.end {
             return Ok(None);
         }
-        let rows = next(conn, name, filter, walk, most)?;
+        let rows = next(conn, name, selection, walk, most)?;
         if !rows.is_empty() {
             break rows;
         }
     };
     take_turns(conn, name)?;
     let with_payload: Vec<&FoundRow> = rows.iter().filter(|row| row.has_payload).collect();
-    let asked = filter.destination.as_deref().unwrap_or_default();
+    let asked = selection.destination.as_deref().unwrap_or_default();
     let inserted = insert(conn, name, ids, asked, &walk.run, &with_payload, operator)?;
     Ok(Some(Bulked {
         without_payload: (rows.len() - with_payload.len()) as u64,
@@ -267,12 +229,12 @@ fn take_turns(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<()> {
 fn next(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &ReplayFilter,
+    selection: &Selection,
     walk: &mut ReplayWalk,
     most: usize,
 ) -> QueryResult<Vec<FoundRow>> {
     // Keys have an index, so one window covers all of them.
-    if !keys_of(filter).is_empty() {
+    if !keys_of(selection).is_empty() {
         walk.window = i64::MAX;
     }
     let to = match walk.window {
@@ -282,7 +244,7 @@ fn next(
     let rows: Vec<FoundRow> = looking(conn, None, |conn| {
         let when = (ledger::settled_at, ledger::sequence).into_sql::<TimeAndSequence>();
         let rows = ledger::table(name.ledger())
-            .filter(is_meant(filter, walk, to))
+            .filter(is_meant(selection, walk, to))
             .filter(when.gt(walk.place.of_row()))
             .order((ledger::settled_at, ledger::sequence))
             .limit(i64::try_from(most).unwrap_or(i64::MAX))
@@ -432,14 +394,14 @@ mod tests {
 
     /// Replays what was delivered in these seconds, as the run `again`.
     fn replay(conn: &mut PgConnection, name: &OutboxName, from: u64, to: u64) -> u64 {
-        let filter = ReplayFilter {
+        let selection = Selection {
             since: Some(UNIX_EPOCH + Duration::from_secs(from)),
             until: Some(UNIX_EPOCH + Duration::from_secs(to)),
-            ..ReplayFilter::default()
+            ..Selection::default()
         };
-        let mut walk = begin(conn, name, &filter, "again").expect("begun");
+        let mut walk = begin(conn, name, &selection, "again").expect("begun");
         walk.window = i64::from(u32::MAX);
-        let done = step(conn, name, &filter, ReplayIds::Same, &mut walk, 1000, "");
+        let done = step(conn, name, &selection, ReplayIds::Same, &mut walk, 1000, "");
         done.expect("replayed").expect("messages").changed
     }
 

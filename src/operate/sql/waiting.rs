@@ -1,7 +1,4 @@
-//! Live messages that a filter selects: list, count, retry, cancel.
-
-use std::fmt;
-use std::time::SystemTime;
+//! Live messages that a selection has: list, count, retry, cancel.
 
 use diesel::PgConnection;
 use diesel::dsl::array;
@@ -11,16 +8,17 @@ use diesel::prelude::{
 };
 use diesel::result::QueryResult;
 use diesel::sql_types::Bool;
-use uuid::Uuid;
 
 use super::audit;
 use super::history::{self, Event};
 use super::messages::{self, Content, MessageRecord};
-use crate::endpoints::sql::filter::{equal, filter};
+use super::selection::selected;
 use crate::engine::claim::sql::claim::{self, ARRAYS_AT_ONCE, Sequences, Stream};
 use crate::engine::claim::sql::streams::{is_of, streams};
+use crate::engine::serves::routes::matches_any;
 use crate::message::Due;
 use crate::name::OutboxName;
+use crate::operate::selection::Selection;
 use crate::operate::sql::place::Place;
 use crate::outbox::sql::searched::{ALL, SearchDeadline, Searched};
 use crate::outbox::sql::waiting::{self, Changed, MessageRef, PartState};
@@ -35,45 +33,6 @@ use crate::status::Status;
 /// Tables up to this size (128 MiB in pages) are read in 100 to 200 ms.
 const WHOLE_PAGES: i64 = 16_000;
 
-filter! {
-    /// Selects live messages. All given conditions must hold.
-    ///
-    /// ```
-    /// use diesel_outbox::Status;
-    /// use diesel_outbox::admin::WaitingFilter;
-    /// use std::time::{Duration, SystemTime};
-    /// # let tenant = uuid::Uuid::nil();
-    ///
-    /// let filter = WaitingFilter::default()
-    ///     .topic("order.paid".to_owned())
-    ///     .destination("billing".to_owned())
-    ///     .tenant_id(tenant)
-    ///     .ordering_key("order-42".to_owned())
-    ///     .status(Status::Retrying)
-    ///     .since(SystemTime::now().checked_sub(Duration::from_secs(3600)))
-    ///     .until(SystemTime::now());
-    /// # let _ = filter;
-    /// ```
-    pub struct WaitingFilter {
-        /// Only this topic.
-        pub topic: String,
-        /// Only messages that name this destination, not those that a route sends there; empty: messages that name none.
-        pub destination: String,
-        /// Only this tenant.
-        pub tenant_id: Uuid,
-        /// Only this ordering key.
-        pub ordering_key: String,
-        /// Only this state. Delivered and dead messages are not live.
-        pub status: Status,
-        /// Enqueued at this time or later.
-        pub since: SystemTime,
-        /// Enqueued before this time.
-        pub until: SystemTime,
-        /// Only messages after this place: the next page of the list.
-        pub(crate) after: Place,
-    }
-}
-
 /// Live messages in the order in which they are due, without payloads and headers.
 ///
 /// Messages of a key or a tenant are all read, by an index. Otherwise, each topic and destination is read in order,
@@ -82,7 +41,7 @@ filter! {
 pub(crate) fn list(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &WaitingFilter,
+    selection: &Selection,
     limit: i64,
 ) -> QueryResult<Searched<MessageRecord>> {
     let deadline = SearchDeadline::new();
@@ -95,14 +54,14 @@ pub(crate) fn list(
     };
     let found = looking_briefly(conn, left, |conn| {
         // An index finds all messages of a key or a tenant.
-        if filter.ordering_key.is_some()
-            || filter.tenant_id.is_some()
-            || is_read_whole(conn, name, filter)?
+        if selection.ordering_key.is_some()
+            || selection.tenant_id.is_some()
+            || is_read_whole(conn, name, selection)?
         {
-            let all = first(name, is_meant(filter), limit);
+            let all = first(name, is_meant(selection), limit);
             return these(conn, name, [all], limit).map(Some);
         }
-        of_lanes(conn, name, filter, limit, deadline)
+        of_lanes(conn, name, selection, limit, deadline)
     })?;
     Ok(match found.flatten() {
         Some(rows) => Searched {
@@ -115,20 +74,19 @@ pub(crate) fn list(
 
 type WaitingCondition<'a> = On<'a, candidate::table>;
 
-/// Whether the filter selects a live message.
-fn is_meant(filter: &WaitingFilter) -> WaitingCondition<'_> {
+/// Whether a live message is selected.
+fn is_meant(selection: &Selection) -> WaitingCondition<'_> {
     let when = (candidate::available_at, candidate::sequence).into_sql::<TimeAndSequence>();
     let others = [
-        given(filter.status, is_so),
-        given(filter.since, |time| {
-            candidate::created_at.ge(from_micros(as_micros(time)))
+        given(selection.destination.as_deref(), |named| {
+            let is_routed =
+                (candidate::destination.eq("")).and(candidate::topic.eq_any(&selection.routed));
+            candidate::destination.eq(named).or(is_routed)
         }),
-        given(filter.until, |time| {
-            candidate::created_at.lt(from_micros(as_micros(time)))
-        }),
-        given(filter.after, |place| when.gt(place.of_row())),
+        given(selection.status, is_so),
+        given(selection.behind, |place| when.gt(place.of_row())),
     ];
-    let own = equal!(candidate, filter: topic destination tenant_id ordering_key);
+    let own = selected!(candidate, selection, created_at, last_error_code);
     all_of(own.into_iter().chain(others))
 }
 
@@ -159,29 +117,34 @@ fn no_later(place: Place) -> [WaitingCondition<'static>; 2] {
 fn is_read_whole(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &WaitingFilter,
+    selection: &Selection,
 ) -> QueryResult<bool> {
-    let may_be_rare = matches!(filter.status, Some(Status::Sending | Status::Retrying));
+    let may_be_rare = matches!(selection.status, Some(Status::Sending | Status::Retrying));
     Ok(may_be_rare
-        && filter.topic.is_none()
+        && selection.topic.is_none()
         && catalogue::pages(conn, &name.outbox())? <= WHOLE_PAGES)
 }
 
-/// The lanes (a lane is a topic and a destination) that may have messages of the filter.
+/// The lanes (a lane is a topic and a destination) that may have selected messages.
 fn lanes(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &WaitingFilter,
+    selection: &Selection,
 ) -> QueryResult<Vec<Stream>> {
     let mut lanes: Vec<Stream> = streams(conn, name)?
         .into_iter()
         .map(|lane| lane.stream)
         .collect();
-    let is_asked =
-        |asked: &Option<String>, own: &str| asked.as_deref().is_none_or(|one| one == own);
-    lanes.retain(|lane| {
-        is_asked(&filter.topic, &lane.topic.topic)
-            && is_asked(&filter.destination, &lane.topic.destination)
+    let has_topic = |topic: &str| {
+        let asked = selection.topic.as_ref();
+        asked.is_none_or(|asked| matches_any(std::slice::from_ref(asked), topic))
+    };
+    let goes = |topic: &String, named: &str| match selection.destination.as_deref() {
+        None => true,
+        Some(asked) => asked == named || (named.is_empty() && selection.routed.contains(topic)),
+    };
+    lanes.retain(|Stream { topic: lane, .. }| {
+        has_topic(&lane.topic) && goes(&lane.topic, &lane.destination)
     });
     Ok(lanes)
 }
@@ -190,20 +153,20 @@ fn lanes(
 fn of_lanes(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &WaitingFilter,
+    selection: &Selection,
     limit: i64,
     deadline: SearchDeadline,
 ) -> QueryResult<Option<Vec<MessageRecord>>> {
     let most = usize::try_from(limit).unwrap_or(0);
     let mut rows: Vec<MessageRecord> = Vec::new();
-    for lanes in lanes(conn, name, filter)?.chunks(ARRAYS_AT_ONCE) {
+    for lanes in lanes(conn, name, selection)?.chunks(ARRAYS_AT_ONCE) {
         if deadline.left(ALL).is_none() {
             return Ok(None);
         }
         let last = rows.last().filter(|_| rows.len() >= most);
         let last = last.map(MessageRecord::place);
         let first = |lane| {
-            let is_one = move || is_of(lane).and(is_meant(filter));
+            let is_one = move || is_of(lane).and(is_meant(selection));
             let parts: Vec<WaitingCondition<'_>> = match last {
                 None => vec![Box::new(is_one())],
                 Some(place) => no_later(place)
@@ -247,25 +210,6 @@ fn these<'a>(
     unprepared(first).load(conn)
 }
 
-/// The conditions in words: `destination billing, since 2026-11-21T10:00:00Z`.
-impl fmt::Display for WaitingFilter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let time = |time: SystemTime| humantime::format_rfc3339_seconds(time).to_string();
-        let conditions = [
-            ("destination", self.destination.clone()),
-            ("topic", self.topic.clone()),
-            ("tenant", self.tenant_id.map(|id| id.to_string())),
-            ("key", self.ordering_key.clone()),
-            ("status", self.status.map(|status| status.to_string())),
-            ("since", self.since.map(time)),
-            ("until", self.until.map(time)),
-        ];
-        let given = |(name, value): (&str, Option<String>)| Some(format!("{name} {}", value?));
-        let given: Vec<String> = conditions.into_iter().filter_map(given).collect();
-        f.write_str(&given.join(", "))
-    }
-}
-
 /// What is done to all selected messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Act {
@@ -303,11 +247,11 @@ impl Act {
 pub(crate) fn count(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &WaitingFilter,
+    selection: &Selection,
     act: Act,
 ) -> QueryResult<i64> {
     let these = candidate::table(name.outbox())
-        .filter(is_meant(filter))
+        .filter(is_meant(selection))
         .filter(act.changes())
         .count();
     looking(conn, None, |conn| unprepared(these).get_result(conn))
@@ -318,13 +262,13 @@ pub(crate) fn count(
 pub(crate) fn change(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &WaitingFilter,
+    selection: &Selection,
     act: Act,
     (after, most): (i64, usize),
     operator: &str,
 ) -> QueryResult<Option<(i64, usize)>> {
     let next = candidate::table(name.outbox())
-        .filter(is_meant(filter))
+        .filter(is_meant(selection))
         .filter(act.changes())
         .filter(candidate::sequence.gt(after))
         .order(candidate::sequence)

@@ -163,7 +163,10 @@ fn contents(guest: &Guest, letter: &MessageRecord) -> Markup {
 
 fn actions(guest: &Guest, letter: &MessageRecord) -> Markup {
     let id = letter.id().to_string();
-    let about = [("letter", id.as_str()), ("key", &letter.idempotency_key)];
+    let about = [
+        ("letter", id.as_str()),
+        ("message", &letter.idempotency_key),
+    ];
     let buttons = html! {
         button { "Requeue" }
         button.danger formaction="/dead/discard" { "Discard…" }

@@ -1,9 +1,8 @@
 //! The list of waiting messages.
 
-use diesel_outbox::Status as MessageStatus;
-use diesel_outbox::admin::WaitReason;
-use diesel_outbox::admin::WaitingFilter;
-use diesel_outbox::program::{self, MessageRecord, Searched};
+use diesel_outbox::admin::{Selection, WaitReason};
+use diesel_outbox::program::{self, Chosen, MessageRecord, Searched};
+use diesel_outbox::{ReasonCode, Status as MessageStatus};
 use maud::{Markup, html};
 
 use super::outcome;
@@ -25,21 +24,10 @@ const STATES: [MessageStatus; 3] = [
 ];
 
 /// The fields of the filter.
-pub(in crate::pages) const NAMES: &[&str] = &["topic", "destination", "tenant", "key", "status"];
+pub(in crate::pages) const NAMES: &[&str] = Chosen::NAMES;
 
-pub(in crate::pages) fn filter(form: &Form) -> Result<WaitingFilter, Wrong> {
-    let asked = Asked::of(form, NAMES);
-    let status = asked.read("status", |given| {
-        let status = STATES.into_iter().find(|status| status.as_str() == given);
-        let why = || format!("{given:?} is not a status of a waiting message");
-        status.map(Some).ok_or_else(why)
-    })?;
-    Ok(WaitingFilter::default()
-        .topic(asked.given("topic"))
-        .destination(asked.given("destination"))
-        .tenant_id(asked.tenant()?)
-        .ordering_key(asked.given("key"))
-        .status(status))
+pub(in crate::pages) fn selection(form: &Form) -> Result<Selection, Wrong> {
+    Asked::of(form, NAMES).of_waiting()
 }
 
 /// Waiting messages, why each is not sent, and the place after which the next page begins.
@@ -51,11 +39,11 @@ type Waiting = (
 
 pub(in crate::pages) fn search(
     visit: &Visit<'_>,
-    filter: &WaitingFilter,
+    selection: &Selection,
     limit: usize,
 ) -> anyhow::Result<Waiting> {
     visit.run(&visit.site.searches, |conn, outbox| {
-        let mut found = program::waiting(conn, outbox, filter, as_limit(limit) + 1)?;
+        let mut found = program::waiting(conn, outbox, selection, as_limit(limit) + 1)?;
         let next = next_page(&mut found.rows, limit, |last| last.place().to_string());
         let waits = program::wait_reasons_of(conn, outbox, &found.rows)?;
         Ok((found, waits, next))
@@ -68,13 +56,13 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Result<Markup, String>, Refusal>
         Asked::of(visit.form, NAMES),
         Asked::of(visit.form, &["after"]),
     );
-    let filter = filter(visit.form)
-        .and_then(|filter| Ok(program::waiting_after(filter, after.parsed("after")?)));
-    let filter = match filter {
-        Ok(filter) => filter,
+    let selection = selection(visit.form)
+        .and_then(|selection| Ok(program::behind(selection, after.parsed("after")?)));
+    let selection = match selection {
+        Ok(selection) => selection,
         Err(wrong) => return Ok(Err(wrong.what)),
     };
-    let (found, waits, next) = search(visit, &filter, PAGE)?;
+    let (found, waits, next) = search(visit, &selection, PAGE)?;
     let content = match found.is_complete {
         false => {
             let why = "The search stopped after 2 s: few messages match. Filter by topic, destination or ordering key.";
@@ -88,6 +76,9 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Result<Markup, String>, Refusal>
         (asked.field("Tenant", "tenant"))
         (asked.field("Ordering key", "key"))
         (asked.choice("Status", "status", STATES.map(MessageStatus::as_str)))
+        (asked.choice("Last error", "reason", ReasonCode::ALL.iter().map(|reason| reason.as_str())))
+        (asked.field("Enqueued since", "since"))
+        (asked.field("Enqueued before", "until"))
     };
     Ok(Ok(html! {
         (asked.form("/messages", "List waiting messages", "List", &fields))
@@ -103,7 +94,7 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Result<Markup, String>, Refusal>
 
 /// The forms that change all messages of the list.
 fn change_all(guest: &Guest, asked: Asked<'_>) -> Markup {
-    let why = html! { label.field { "Why" input name="reason" maxlength="400"; } };
+    let why = html! { label.field { "Why" input name="why" maxlength="400"; } };
     let retry = html! {
         (why) button.second { "Retry…" }
         span.quiet { "Messages that wait after a failed attempt become due at once." }

@@ -6,9 +6,10 @@ use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Nullable, Text, Timestamptz, Untyped};
 use diesel::{PgConnection, RunQueryDsl};
 
-use super::{DeadCondition, DeadFilter, is_meant};
+use super::{DeadCondition, is_meant};
 use crate::message::Sequence;
 use crate::name::OutboxName;
+use crate::operate::selection::Selection;
 use crate::schema::rfc3339::Rfc3339;
 use crate::sql::looking::looking;
 use crate::sql::statement::unprepared;
@@ -48,12 +49,12 @@ pub struct DeadGroup {
 pub(crate) fn groups(
     conn: &mut PgConnection,
     name: &OutboxName,
-    filter: &DeadFilter,
+    selection: &Selection,
     limit: i64,
 ) -> QueryResult<Vec<DeadGroup>> {
     let groups = Groups {
         dead: dead::table(name.dead()),
-        is_meant: is_meant(filter),
+        is_meant: is_meant(selection),
         limit,
     };
     looking(conn, None, |conn| unprepared(groups).load(conn))

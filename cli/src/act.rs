@@ -1,0 +1,366 @@
+//! Acts on many messages: each act that the library lists is a subcommand of its group.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use anyhow::{Result, bail};
+use clap::{ArgMatches, Args, Command, Error, FromArgMatches, Subcommand};
+use diesel::PgConnection;
+use diesel_outbox::admin::Selection;
+use diesel_outbox::config::Config;
+use diesel_outbox::program::{
+    self, ACTS, ActError, Chosen, ManyAct, Performed, Preview, Which, Words, WrongChoice,
+};
+use diesel_outbox::{Answer, Changed, ConfigError, Part, PartState};
+use serde_json::{Value, json};
+
+use crate::bulk::{How, TO_CONTINUE, perform};
+use crate::confirm::confirmed;
+use crate::output;
+
+/// A command with acts as subcommands.
+pub(crate) trait Group {
+    /// Its name.
+    const NAME: &'static str;
+}
+
+/// Options of each act.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Without an id, give at least one condition, or --all. Each transaction changes at most 1,000 messages. \
+    After Ctrl-C or an outage, the same command continues. Messages in flight are left unchanged."
+)]
+struct Options {
+    #[arg(value_name = "ID")]
+    ids: Vec<String>,
+    #[command(flatten)]
+    chosen: Chosen,
+    /// Choose all of them
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    how: How,
+}
+
+/// An act of a group, with its options.
+pub(crate) struct OfGroup<G> {
+    act: &'static dyn ManyAct,
+    options: Options,
+    group: PhantomData<G>,
+}
+
+impl<G> fmt::Debug for OfGroup<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}", self.act.words().name, self.options)
+    }
+}
+
+fn acts_of<G: Group>() -> impl Iterator<Item = &'static dyn ManyAct> {
+    let acts = ACTS.iter().copied();
+    acts.filter(|act| act.words().group == G::NAME)
+}
+
+impl<G: Group> FromArgMatches for OfGroup<G> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let named = matches.subcommand().and_then(|(name, options)| {
+            let act = acts_of::<G>().find(|act| act.words().name == name)?;
+            Some((act, options))
+        });
+        let (act, options) = named.ok_or_else(|| {
+            Error::raw(
+                clap::error::ErrorKind::InvalidSubcommand,
+                "there is no such act\n",
+            )
+        })?;
+        Ok(Self {
+            act,
+            options: Options::from_arg_matches(options)?,
+            group: PhantomData,
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl<G: Group> Subcommand for OfGroup<G> {
+    fn augment_subcommands(command: Command) -> Command {
+        let one = |act: &dyn ManyAct| {
+            let words = act.words();
+            let command = Options::augment_args(Command::new(words.name).about(words.about));
+            command.mut_arg("ids", |ids| ids.help(words.ids))
+        };
+        command.subcommands(acts_of::<G>().map(one))
+    }
+
+    fn augment_subcommands_for_update(command: Command) -> Command {
+        Self::augment_subcommands(command)
+    }
+
+    fn has_subcommand(name: &str) -> bool {
+        acts_of::<G>().any(|act| act.words().name == name)
+    }
+}
+
+impl<G: Group> OfGroup<G> {
+    /// The messages that are chosen.
+    pub(crate) fn which(&self) -> Result<Which, ConfigError> {
+        let Options {
+            ids, chosen, all, ..
+        } = &self.options;
+        let which = Which::new(self.act, ids.clone(), chosen, *all);
+        which.map_err(|wrong| named(self.act.words(), wrong))
+    }
+
+    /// Counts the messages, asks, changes them with a progress bar, and says what was done.
+    pub(crate) fn run(&self, conn: &mut PgConnection, config: &Config) -> Result<()> {
+        let (act, options, table) = (self.act, &self.options, &config.table);
+        let how = &options.how;
+        let which = self.which()?;
+        let preview = act.preview(conn, table, &which).map_err(not_done(act))?;
+        // What is named by its id is changed, or it is said why not.
+        if how.pace.dry_run || (preview.count == 0 && !which.is_by_id()) {
+            return self.tell(conn, config, &which, &preview, None);
+        }
+        self.ask(&which, &preview)?;
+        let which = match which.is_by_id() {
+            true => which,
+            false => which.as_of(preview.as_of),
+        };
+        let note = how.signed.note();
+        let (done, is_stopped) = perform(preview.count, &how.pace, &note, TO_CONTINUE, |bulk| {
+            (act.perform(conn, table, &which, bulk)).map_err(not_done(act))
+        })?;
+        self.tell(conn, config, &which, &preview, Some((&done, is_stopped)))?;
+        if is_stopped {
+            bail!("stopped by a signal; {TO_CONTINUE}");
+        }
+        for (id, changed) in &done.parts {
+            whole(act.words().done, config, id, changed)?;
+        }
+        Ok(())
+    }
+
+    fn ask(&self, which: &Which, preview: &Preview) -> Result<()> {
+        let words = self.act.words();
+        if self.options.how.yes || which.is_by_id() {
+            return Ok(());
+        }
+        let question = format!(
+            "{} {} ({which}){}? {} {}",
+            words.name,
+            words.counted(preview.count),
+            first(preview),
+            words.becomes,
+            words.undo,
+        );
+        let hint = format!(
+            "{} {} asks for confirmation: without a terminal, give --yes",
+            words.group, words.name
+        );
+        match confirmed(&question, &hint)? {
+            true => Ok(()),
+            false => bail!("nothing was changed"),
+        }
+    }
+
+    /// Prints what was done, or would be.
+    fn tell(
+        &self,
+        conn: &mut PgConnection,
+        config: &Config,
+        which: &Which,
+        preview: &Preview,
+        done: Option<(&Performed, bool)>,
+    ) -> Result<()> {
+        let (words, how) = (self.act.words(), &self.options.how);
+        let (changed, skipped) = done.map_or((0, 0), |(done, _)| {
+            (done.bulked.changed, done.bulked.skipped)
+        });
+        let left = match done {
+            Some((_, is_stopped)) if is_stopped => preview.count.saturating_sub(changed + skipped),
+            _ => 0,
+        };
+        if how.json {
+            let parts = done
+                .map(|(done, _)| done.parts.as_slice())
+                .unwrap_or_default();
+            return output::json(&json!({
+                "matched": preview.count,
+                "changed": changed,
+                "skipped": skipped,
+                "left": left,
+                "stopped": done.is_some_and(|(_, is_stopped)| is_stopped),
+                "becomes": words.becomes,
+                "undo": words.undo,
+                "messages": parts.iter().map(of_one).collect::<Vec<_>>(),
+            }));
+        }
+        if how.pace.dry_run {
+            let count = words.counted(preview.count);
+            output::line(format!("{count} would be {}{}", words.done, first(preview)))?;
+            return output::line(format!("{} {}", words.becomes, words.undo));
+        }
+        for (_, changed) in done.into_iter().flat_map(|(done, _)| &done.parts) {
+            for part in &changed.parts {
+                output::line(of_part(part, words.done))?;
+            }
+        }
+        if !which.is_by_id() {
+            let none = match preview.count {
+                0 => self.none(conn, config)?,
+                _ => String::new(),
+            };
+            let left = match left {
+                0 => String::new(),
+                left => format!("; {left} are left"),
+            };
+            let skipped = match skipped {
+                0 => String::new(),
+                skipped => format!(
+                    "; {skipped} unchanged: their idempotency keys are in the outbox again, or another operator was faster"
+                ),
+            };
+            output::line(format!(
+                "{} {}{none}{skipped}{left}",
+                words.done,
+                words.counted(changed),
+            ))?;
+        }
+        if done.is_some() {
+            let held = self.act.still_held(conn, &config.table, which);
+            for (reason, count) in held.map_err(not_done(self.act))? {
+                let messages = output::messages(count);
+                let reason = output::shown(&reason);
+                output::line(format!("still waiting: {messages}, {reason}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Why nothing was found. A topic that is found nowhere is probably misspelt.
+    fn none(&self, conn: &mut PgConnection, config: &Config) -> Result<String> {
+        let Some(topic) = self
+            .options
+            .chosen
+            .topic()
+            .filter(|topic| !topic.contains('*'))
+        else {
+            return Ok(": none matches".to_owned());
+        };
+        let letters = Selection::default().topic(topic.to_owned());
+        let is_known = !program::dead_letters(conn, &config.table, &letters, 1)?.is_empty()
+            || (program::topics(conn, &config.table)?.iter()).any(|live| live.topic == topic);
+        Ok(match is_known {
+            true => ": none matches".to_owned(),
+            false => format!(
+                ": no dead letter and no message in the outbox has the topic {}: check the spelling",
+                output::shown(topic)
+            ),
+        })
+    }
+}
+
+/// The first message of a preview, in words.
+fn first(preview: &Preview) -> String {
+    match &preview.first {
+        Some(first) if preview.count > 1 => format!(
+            ", the first: {} {}",
+            first.sequence,
+            output::shown(&first.topic)
+        ),
+        _ => String::new(),
+    }
+}
+
+fn named(words: &Words, WrongChoice { field, why }: WrongChoice) -> ConfigError {
+    match field {
+        "all" | "ids" => ConfigError::new(
+            format!("{} {}", words.group, words.name),
+            why.replace("choose all", "give --all"),
+        ),
+        field => ConfigError::new(format!("--{field}"), why),
+    }
+}
+
+fn not_done(act: &dyn ManyAct) -> impl Fn(ActError) -> anyhow::Error {
+    let name = act.words().name;
+    move |error| match error {
+        ActError::Unknown(why) => anyhow::anyhow!("cannot {name}: {why}; nothing was changed"),
+        error => error.into(),
+    }
+}
+
+fn of_one((id, changed): &(String, Changed)) -> Value {
+    json!({
+        "id": id,
+        "answer": word(changed.answer()),
+        "complete": changed.is_complete,
+        "parts": changed.parts.iter().map(part_json).collect::<Vec<_>>(),
+    })
+}
+
+/// What became of a part of a message.
+pub(crate) fn of_part(part: &Part, done: &str) -> String {
+    let destination = match part.destination.as_str() {
+        "" => String::new(),
+        name => format!(" for {}", output::shown(name)),
+    };
+    let said = match part.state {
+        PartState::Done => done,
+        PartState::InFlight => "unchanged: in flight",
+        PartState::Delivered => "unchanged: already delivered",
+        PartState::Cancelled => "unchanged: already cancelled",
+        _ => "unchanged: dead letter",
+    };
+    format!("{}{destination}: {said}", part.sequence)
+}
+
+pub(crate) fn part_json(part: &Part) -> Value {
+    let state = match part.state {
+        PartState::Done => "done",
+        PartState::InFlight => "in_flight",
+        PartState::Delivered => "delivered",
+        PartState::Cancelled => "cancelled",
+        _ => "dead",
+    };
+    json!({ "sequence": part.sequence.0, "destination": part.destination, "state": state })
+}
+
+pub(crate) fn word(answer: Answer) -> &'static str {
+    match answer {
+        Answer::Done => "done",
+        Answer::Partly => "partly",
+        Answer::InFlight => "in_flight",
+        Answer::Delivered => "delivered",
+        Answer::Cancelled => "cancelled",
+        Answer::Dead => "dead",
+        Answer::Ambiguous => "ambiguous",
+        _ => "unknown",
+    }
+}
+
+/// Fails unless the whole message was changed.
+pub(crate) fn whole(done: &str, config: &Config, id: &str, changed: &Changed) -> Result<()> {
+    let name = output::shown(id);
+    match changed.answer() {
+        Answer::Done => Ok(()),
+        Answer::Cancelled if done.ends_with("cancelled") => Ok(()),
+        Answer::Unknown if !changed.is_complete => {
+            bail!("{name}: nothing was found within 2 s: search by idempotency key, which is fast")
+        }
+        Answer::Unknown => bail!("{}", crate::message::unknown(id, config)),
+        Answer::Ambiguous => bail!(
+            "{name}: not {done}: several messages have this sequence: give the message id or the key (`message show {name}` shows them)"
+        ),
+        Answer::Partly => bail!("{name}: not {done} for every destination"),
+        Answer::InFlight => bail!("{name}: not {done}: the message is in flight"),
+        Answer::Delivered => bail!("{name}: not {done}: the message was already delivered"),
+        Answer::Dead => {
+            bail!("{name}: not {done}: the message is a dead letter (see `message settle`)")
+        }
+        _ => bail!("{name}: not {done}: the message was already cancelled"),
+    }
+}

@@ -1,0 +1,48 @@
+//! Waiting messages end unsent.
+
+use diesel::PgConnection;
+
+use super::waiting;
+use super::{Act, Found, Performed, Preview, Which, Words};
+use crate::name::OutboxName;
+use crate::operate::bulk::{Bulk, cancel_all};
+use crate::operate::chosen::{Chosen, WrongChoice};
+use crate::operate::selection::Selection;
+use crate::operate::waiting::cancel;
+
+pub(super) struct Cancel;
+
+impl Act for Cancel {
+    fn words(&self) -> &'static Words {
+        &Words {
+            group: "message",
+            name: "cancel",
+            done: "cancelled",
+            things: waiting::THINGS,
+            path: "/messages/cancel",
+            about: "Cancel waiting messages: they are neither sent nor dead-lettered",
+            becomes: "They end unsent, and their payloads are deleted. The ledger records them as dead, with the reason CANCELLED. With a destination, messages that others get, too, stay.",
+            undo: "It cannot be undone: the application must enqueue the messages again.",
+            ends: true,
+            ids: waiting::IDS,
+        }
+    }
+
+    fn selection(&self, chosen: &Chosen) -> Result<Selection, WrongChoice> {
+        chosen.of_waiting()
+    }
+
+    fn preview(&self, conn: &mut PgConnection, name: &OutboxName, which: &Which) -> Found<Preview> {
+        waiting::preview(conn, name, which, cancel_all)
+    }
+
+    fn perform(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        which: &Which,
+        bulk: Bulk<'_>,
+    ) -> Found<Performed> {
+        waiting::perform(conn, name, which, bulk, cancel_all, cancel)
+    }
+}

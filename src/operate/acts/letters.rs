@@ -1,0 +1,126 @@
+//! What acts on dead letters share.
+
+use diesel::PgConnection;
+
+use super::{ActError, Found, Performed, Preview, Which};
+use crate::name::OutboxName;
+use crate::operate::bulk::Bulk;
+use crate::operate::dead_letters::{Change, change, dead_letters, matching_dead_letters};
+use crate::operate::sql::messages::LetterId;
+use crate::operate::sql::selection::now;
+
+pub(super) const THINGS: (&str, &str) = ("dead letter", "dead letters");
+pub(super) const IDS: &str = "Only these dead letters: ids of `dead list` (the sequence), or SEQUENCE.MESSAGE-ID where \
+    several dead letters have a sequence";
+
+/// What a person calls a dead letter. A sequence may be used again, so it may name several.
+#[derive(Debug, Clone, Copy)]
+enum Id {
+    Sequence(i64),
+    Letter(LetterId),
+}
+
+impl Id {
+    fn of(text: &str) -> Option<Self> {
+        let sequence = text.parse().map(Self::Sequence).ok();
+        sequence.or_else(|| text.parse().map(Self::Letter).ok())
+    }
+
+    fn sequence(self) -> i64 {
+        match self {
+            Self::Sequence(sequence) => sequence,
+            Self::Letter(letter) => letter.sequence.0,
+        }
+    }
+
+    fn is_of(self, letter: LetterId) -> bool {
+        match self {
+            Self::Sequence(sequence) => letter.sequence.0 == sequence,
+            Self::Letter(one) => letter == one,
+        }
+    }
+}
+
+pub(super) fn check_id(text: &str) -> Result<(), String> {
+    match Id::of(text) {
+        Some(_) => Ok(()),
+        None => Err(format!(
+            "{text:?} is not an id: `diesel-outbox dead list` shows the ids, which are whole numbers"
+        )),
+    }
+}
+
+/// The dead letters that are meant, oldest first, and how many of them are gone. A sequence must name exactly one; an id
+/// that has the message id, too, comes from a list, and its letter may be gone since.
+fn letters(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &Which,
+) -> Found<(Vec<LetterId>, u64)> {
+    // Whoever chose the messages has checked the ids.
+    let ids: Vec<Id> = which.ids.iter().filter_map(|text| Id::of(text)).collect();
+    let sequences: Vec<i64> = ids.iter().map(|id| id.sequence()).collect();
+    let selection = which.selection.clone().sequences(sequences);
+    let mut found = matching_dead_letters(conn, name, &selection)?;
+    if !ids.is_empty() {
+        found.retain(|letter| ids.iter().any(|id| id.is_of(*letter)));
+    }
+    let of = |id: Id| -> Vec<String> {
+        let of_it = found.iter().filter(|letter| id.is_of(**letter));
+        of_it.map(ToString::to_string).collect()
+    };
+    let named = || which.ids.iter().zip(&ids);
+    if let Some((text, id)) = named().find(|(_, id)| of(**id).len() > 1) {
+        return Err(ActError::Unknown(format!(
+            "several dead letters have the id {text}: give one of {}",
+            of(*id).join(", ")
+        )));
+    }
+    let missing: Vec<_> = named().filter(|(_, id)| of(**id).is_empty()).collect();
+    let gone = missing.len() as u64;
+    let missing = missing
+        .iter()
+        .filter(|(_, id)| matches!(id, Id::Sequence(_)));
+    let missing: Vec<&str> = missing.map(|(text, _)| text.as_str()).collect();
+    match missing.is_empty() {
+        true => Ok((found, gone)),
+        false => Err(ActError::Unknown(format!(
+            "there is no dead letter with the id {}",
+            missing.join(", ")
+        ))),
+    }
+}
+
+pub(super) fn preview(conn: &mut PgConnection, name: &OutboxName, which: &Which) -> Found<Preview> {
+    let as_of = now(conn)?;
+    let (found, _) = letters(conn, name, &which.clone().as_of(as_of))?;
+    let first = match found.first() {
+        Some(first) => {
+            let one = which.selection.clone().sequences(vec![first.sequence.0]);
+            let mut rows = dead_letters(conn, name, &one, 10)?;
+            rows.retain(|row| row.id() == *first);
+            rows.pop()
+        }
+        None => None,
+    };
+    Ok(Preview {
+        count: found.len() as u64,
+        first,
+        leaves: Vec::new(),
+        as_of,
+    })
+}
+
+pub(super) fn perform(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &Which,
+    how: Change,
+    bulk: Bulk<'_>,
+) -> Found<Performed> {
+    let (letters, gone) = bulk.limited(conn, |conn| letters(conn, name, which))?;
+    let mut bulked = change(conn, name, &letters, how, bulk)?;
+    bulked.skipped += gone;
+    let parts = Vec::new();
+    Ok(Performed { bulked, parts })
+}

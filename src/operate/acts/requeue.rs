@@ -1,0 +1,46 @@
+//! Dead letters become due again.
+
+use diesel::PgConnection;
+
+use super::letters;
+use super::{Act, Found, Performed, Preview, Which, Words};
+use crate::name::OutboxName;
+use crate::operate::bulk::Bulk;
+use crate::operate::dead_letters::Change;
+
+pub(super) struct Requeue;
+
+impl Act for Requeue {
+    fn words(&self) -> &'static Words {
+        &Words {
+            group: "dead",
+            name: "requeue",
+            done: "requeued",
+            things: letters::THINGS,
+            path: "/dead/requeue",
+            about: "Requeue dead letters: due at once, attempts reset",
+            becomes: "They become due at once, with attempts reset. A dead letter stays if its idempotency key is in the outbox again.",
+            undo: "`message cancel` stops a requeued message that was not sent yet.",
+            ends: false,
+            ids: letters::IDS,
+        }
+    }
+
+    fn check_id(&self, id: &str) -> Result<(), String> {
+        letters::check_id(id)
+    }
+
+    fn preview(&self, conn: &mut PgConnection, name: &OutboxName, which: &Which) -> Found<Preview> {
+        letters::preview(conn, name, which)
+    }
+
+    fn perform(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        which: &Which,
+        bulk: Bulk<'_>,
+    ) -> Found<Performed> {
+        letters::perform(conn, name, which, Change::Requeue, bulk)
+    }
+}
