@@ -338,6 +338,7 @@ impl Shared {
 
     /// Whether the lease names the listener's last connection. Only then may the listener hold a lock: if this process is
     /// frozen, others end the session that its lease names.
+    // Why: docs/decisions.md#notify-while-asleep
     pub(crate) fn is_listener_named(&self) -> bool {
         let published = lock(&self.published);
         published.listener == published.named_listener
