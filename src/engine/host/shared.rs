@@ -66,6 +66,7 @@ pub(crate) enum Reload {
 
 /// The number of begins plus the number of ends of the claimer's queries of keyed lanes. A keyed lane is the waiting
 /// messages with an ordering key of one topic and destination.
+// Why: docs/decisions.md#shared-facts
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct KeyedLooks(u64);
 
