@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Checks what ARCHITECTURE.md and docs/decisions.md name: files, functions in files, types of the table of words, and
-decisions that others cite.
+"""Checks what ARCHITECTURE.md, docs/failures.md and docs/decisions.md name: files, functions in files, types of the table
+of words, and decisions.
 
-`engine/claim/fate.rs` is a file below src/ or of the repository; `engine/claim/fate.rs::unsent` also names a word in that file. A
-comment or page that cites `docs/decisions.md#two-clocks` needs the heading `two clocks`.
+`engine/claim/fate.rs` is a file below src/ or of the repository; `engine/claim/fate.rs::unsent` also names a word in that
+file. A comment or page that cites `docs/decisions.md#two-clocks` needs the heading `two clocks`, and each decision must be
+cited somewhere.
 """
 
 import re
@@ -11,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGES = (Path("ARCHITECTURE.md"), Path("docs/decisions.md"))
+ARCHITECTURE, FAILURES, DECISIONS = Path("ARCHITECTURE.md"), Path("docs/failures.md"), Path("docs/decisions.md")
 # A file or folder, and a word in the file.
 NAMED = re.compile(r"`((?:[\w.-]+/)*[\w.-]+(?:\.(?:rs|md|py|toml|sql)|/))(?:::(\w+))?`")
 # The settings of a relay, which users write.
@@ -45,19 +46,25 @@ def lacks_types(page: Path) -> list[str]:
     return [f"{page}: no type {one}" for one in parts if not re.search(rf"\b(struct|enum|trait|type) {one}\b|^    {one}\b", code, re.MULTILINE)]
 
 
+def citations() -> list[tuple[Path, str]]:
+    """Who cites which decision."""
+    listed = subprocess.run(["git", "ls-files", "*.rs", "*.md", "*.toml"], check=True, capture_output=True, text=True).stdout
+    files = [file for file in map(Path, listed.splitlines()) if file.exists() and file != DECISIONS]
+    return [(file, name) for file in files for name in CITED.findall(file.read_text())]
+
+
 def main() -> int:
-    headings = re.findall(r"^###? (.+)$", PAGES[1].read_text(), re.MULTILINE)
-    anchors = [heading.lower().replace(" ", "-") for heading in headings]
-    wrong = [f"docs/decisions.md: two headings {one!r}" for one in sorted({a for a in anchors if anchors.count(a) > 1})]
-    for page in PAGES:
+    headings = re.findall(r"^### (.+)$", DECISIONS.read_text(), re.MULTILINE)
+    decisions = [heading.lower().replace(" ", "-") for heading in headings]
+    cited = citations()
+    wrong = [f"{DECISIONS}: two headings {one!r}" for one in sorted({one for one in decisions if decisions.count(one) > 1})]
+    wrong += [f"{file}: no decision {name}" for file, name in cited if name not in decisions]
+    unused = sorted(set(decisions) - {name for _, name in cited})
+    wrong += [f"{DECISIONS}: nothing cites {one}: cite it where it holds, or remove it" for one in unused]
+    for page in (ARCHITECTURE, FAILURES, DECISIONS):
         wrong += lacks(page)
-    wrong += lacks_types(PAGES[0])
-    listed = subprocess.run(["git", "ls-files", "*.rs", "*.md"], check=True, capture_output=True, text=True).stdout
-    for file in map(Path, listed.splitlines()):
-        if file.exists():
-            cited = CITED.findall(file.read_text())
-            wrong += [f"{file}: no decision {one}" for one in cited if one not in anchors]
-    print("\n".join(wrong) or f"references: {len(anchors)} decisions", file=sys.stderr if wrong else sys.stdout)
+    wrong += lacks_types(ARCHITECTURE)
+    print("\n".join(wrong) or f"references: {len(decisions)} decisions", file=sys.stderr if wrong else sys.stdout)
     return 1 if wrong else 0
 
 

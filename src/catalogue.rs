@@ -42,6 +42,7 @@ use serde_json::Value;
 use crate::event::Event;
 
 /// The events of an application: see the [module](self). Read and written as JSON by serde.
+// Why: docs/decisions.md#catalogue
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Catalogue {

@@ -23,6 +23,7 @@ pub(crate) const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The time `wait` after `at`. A wait of more than a [year](FAR) is cut: nothing that is added to a clock overflows,
 /// whoever has written the number.
+// Why: docs/decisions.md#numbers-from-outside
 pub(crate) fn after(at: Instant, wait: Duration) -> Instant {
     at.checked_add(wait.min(FAR)).unwrap_or(at)
 }
@@ -36,6 +37,7 @@ const CLOCK: ClockId = ClockId::Boottime;
 const CLOCK: ClockId = ClockId::Monotonic;
 
 /// The time since the machine started, including time in suspension.
+// Why: docs/decisions.md#two-clocks
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct BootTime(pub(crate) Duration);
 

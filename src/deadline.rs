@@ -1,6 +1,8 @@
 //! Deadlines of calls that nothing else ends: a thread looks at them once a second, and ends those past their limit.
 //!
 //! There is one thread in a process. It starts with the first deadline, and ends after the last one is dropped.
+//!
+//! Why: docs/decisions.md#connections-that-do-not-answer
 
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;

@@ -60,6 +60,7 @@ impl NotVerified {
 ///     }
 /// }
 /// ```
+// Why: docs/decisions.md#dispatcher-flush
 pub trait Dispatcher: Send + Sync + 'static {
     /// Sends one message and returns the outcome.
     fn dispatch(&self, message: &Message) -> Outcome;

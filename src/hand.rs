@@ -1,4 +1,6 @@
 //! Whose act it was.
+//!
+//! Why: docs/decisions.md#hands
 
 use std::time::SystemTime;
 

@@ -3,6 +3,8 @@
 //! never called under a lock.
 //!
 //! Lines of other threads, such as those of the application, go to the logger directly.
+//!
+//! Why: docs/decisions.md#log-thread
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};

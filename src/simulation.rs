@@ -2,6 +2,8 @@
 //! receivers and clocks. A seed decides what these do. After each step, the promises of `promises.rs` are checked.
 //!
 //! `make simulate` plays many histories (`SEED=`, `HISTORIES=`, `MINUTES=`), `make test` plays some.
+//!
+//! Why: docs/decisions.md#simulation
 
 mod broken;
 mod history;

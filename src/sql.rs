@@ -65,6 +65,7 @@ pub(crate) fn open_part_now(conn: &mut PgConnection, name: &OutboxName) -> Query
 
 /// SQL for the part of the ledger's ring that takes new entries. If the rows that describe the ring are lost, the
 /// first part does, so that a settle never depends on those rows; `outbox_rotate` recreates them.
+// Why: docs/decisions.md#ring
 pub(crate) fn open_part(name: &OutboxName) -> String {
     format!(
         "coalesce((SELECT part FROM {} WHERE opened_at IS NOT NULL AND closed_at IS NULL), 0)",

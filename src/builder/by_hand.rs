@@ -1,5 +1,7 @@
 //! A relay without threads, for tests. It works on the caller's connection, one message after the other, and stops when
 //! no message is due.
+//!
+//! Why: docs/decisions.md#by-hand
 
 use std::collections::HashMap;
 use std::sync::Arc;

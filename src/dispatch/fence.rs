@@ -18,6 +18,7 @@ thread_local! {
 }
 
 /// The relay's lease, and the time when sends under it end, unless a look at the lease moves the time on.
+// Why: docs/decisions.md#session-gone
 #[derive(Debug, Default)]
 pub(crate) struct Fence {
     /// The id of the lease; 0: none.

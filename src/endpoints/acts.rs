@@ -344,6 +344,7 @@ impl<'a> Endpoints<'a> {
     }
 
     /// Every change of a row's values, by whatever interface.
+    // Why: docs/decisions.md#hands
     fn change_in(
         &self,
         conn: &mut PgConnection,

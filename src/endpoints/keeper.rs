@@ -65,6 +65,7 @@ impl EndpointKeeper {
 
     /// Learns the changes of endpoints, and which of the names `waiting` were removed. If another session has locked the
     /// table, the relay continues with the endpoints that it knows.
+    // Why: docs/decisions.md#registry
     fn look_at_rows<D: Rows>(
         &mut self,
         shared: &Shared,

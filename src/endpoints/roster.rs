@@ -77,6 +77,7 @@ impl KnownEndpoint {
 
     /// Whether a message that names the endpoint is not for it: the name was registered again, or the row was given to
     /// another tenant, after the message was addressed; or both belong to different tenants.
+    // Why: docs/decisions.md#registrations
     pub(super) fn is_another(&self, message: &Message) -> bool {
         let tenants = self.tenant_id.zip(message.tenant_id);
         message
@@ -93,6 +94,7 @@ impl KnownEndpoint {
 
     /// Whether the message has a topic and the tenant of this endpoint, and is not of a transaction that began before
     /// that of the registration. If the registration is in the future, the server's clock was set back, and says nothing.
+    // Why: docs/decisions.md#exact-registration
     fn wants(&self, message: &Message, now: Instant) -> bool {
         let registered = self.created_at;
         let is_earlier = |at: &SystemTime| message.created_at < *at && *at <= message.time_of(now);
@@ -248,6 +250,7 @@ impl Registry {
     /// Whether a message goes to its only endpoint without a row of its own, if it has a single one. A
     /// message with an ordering key always gets its own row: other messages of the key may have other endpoints. So
     /// does a message with an idempotency key: later messages of the key are compared by endpoint.
+    // Why: docs/decisions.md#direct-sends
     pub(super) fn may_go_without_a_part(&self, message: &Message) -> bool {
         message.ordering_key.is_none()
             && !message.has_idempotency_key()
@@ -256,6 +259,7 @@ impl Registry {
 
     /// Whether messages of this topic, which no route of this relay serves and no endpoint wants, are for
     /// nobody. Only a relay that sends to endpoints decides this.
+    // Why: docs/decisions.md#no-subscriber
     pub(super) fn is_without_subscriber(&self, topic: &str) -> bool {
         self.can_send && !self.is_empty() && self.others_route(topic).is_none()
     }

@@ -13,6 +13,8 @@
 //!
 //! An endpoint may have one send in flight at first, twice as many after each success (up to its limit), and half as
 //! many after each failure.
+//!
+//! Why: docs/decisions.md#fair-turns
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};

@@ -23,6 +23,7 @@ pub(crate) enum FilterOutcome {
 /// Evaluates filters for one message, one outcome for each filter. Reads the payload at most once.
 ///
 /// `headers`: the stored headers as a JSON object. A filter that asks for fields of a text that is not JSON does not match.
+// Why: docs/decisions.md#filters
 pub(crate) fn evaluate(
     filters: &[&Filter],
     topic: &str,

@@ -37,6 +37,7 @@ const UNAVAILABLE_FOR: Duration = Duration::from_secs(1);
 /// }
 /// # assert!(charge("").is_err());
 /// ```
+// Why: docs/decisions.md#handler-results
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum HandlerError {

@@ -84,6 +84,7 @@ struct Call {
 type CallKey = (Arc<str>, (Sequence, Uuid));
 
 /// The running calls of all relays in this process. Each message has at most one call.
+// Why: docs/decisions.md#one-call
 static CALLS: LazyLock<Mutex<HashMap<CallKey, Call>>> = LazyLock::new(Mutex::default);
 
 fn calls() -> MutexGuard<'static, HashMap<CallKey, Call>> {

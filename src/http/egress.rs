@@ -46,6 +46,7 @@ impl Egress {
     }
 
     /// The family of a refused address. `None`: the address is allowed.
+    // Why: docs/decisions.md#resolved-addresses
     pub(super) fn refusal(&self, address: IpAddr) -> Option<&'static str> {
         match self {
             Self::Any => None,

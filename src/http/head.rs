@@ -26,6 +26,7 @@ const KEPT: [&str; 8] = [
 const LONGEST_VALUE: usize = 512;
 
 /// The head of a response, as far as it has arrived.
+// Why: docs/decisions.md#ureq
 #[derive(Debug, Default)]
 pub(super) struct Head {
     place: HeadPlace,

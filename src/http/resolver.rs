@@ -3,6 +3,8 @@
 //!
 //! ureq's own resolver starts a thread for each request with a timeout, and leaks the thread if a lookup
 //! hangs.
+//!
+//! Why: docs/decisions.md#ureq
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

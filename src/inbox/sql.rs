@@ -19,6 +19,7 @@ use crate::sql::table::inbox;
 
 /// Records a message as handled. `false`: the message was already recorded. If an open transaction has recorded the
 /// message, this waits for its end.
+// Why: docs/decisions.md#inbox-mark
 pub(crate) fn insert(conn: &mut PgConnection, source: &str, message_id: &str) -> QueryResult<bool> {
     insert_into(inbox::table(TABLE))
         .values((inbox::source.eq(source), inbox::message_id.eq(message_id)))
@@ -45,6 +46,7 @@ pub(crate) fn limit_lock_timeout(conn: &mut PgConnection, limit: Duration) -> Qu
 }
 
 /// Deletes messages that were handled longer ago than `age`, oldest first.
+// Why: docs/decisions.md#inbox-mark
 pub(crate) struct ForgettingHandled {
     table: String,
     age: PgInterval,

@@ -3,6 +3,7 @@
 use super::promises::Promise;
 
 /// The broken behaviour.
+// Why: docs/decisions.md#broken-variants
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Broken {
     /// A settle changes a message even if another lease holds it.

@@ -3,6 +3,8 @@
 //!
 //! The two clocks differ. So every time is the middle of a turn, and time passes by whole turns; on PostgreSQL, the
 //! rows are made older instead. The comparison covers which messages are due and their order, not exact times.
+//!
+//! Why: docs/decisions.md#same-as-postgresql
 
 mod question;
 mod side;

@@ -48,6 +48,7 @@ pub(crate) fn limited<T, E: From<Error>>(
 
 /// Runs statements in a transaction. If another session holds a row or table that they need, rolls back at once: what
 /// people and applications may lock must not hold up a relay.
+// Why: docs/decisions.md#locked-rows
 #[cfg(feature = "relay")]
 pub(crate) fn without_waiting<T>(
     conn: &mut PgConnection,

@@ -14,6 +14,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Starts a relay when the server listens, and stops the relay when the server shuts down. Both wait for the
 /// database and for receivers, so they run outside the async threads of Rocket.
+// Why: docs/decisions.md#rocket-fairing
 #[derive(Clone)]
 pub struct RelayFairing {
     config: Config,

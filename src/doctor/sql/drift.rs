@@ -56,6 +56,7 @@ pub(crate) struct SchemaPart {
 }
 
 /// The descriptions of two outboxes.
+// Why: docs/decisions.md#two-checks-of-the-schema
 pub(crate) struct Compared {
     /// The existing outbox.
     pub(crate) found: Vec<SchemaPart>,

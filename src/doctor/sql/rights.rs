@@ -101,6 +101,7 @@ const REGISTRAR: Role = Role {
     ],
 };
 
+// No UPDATE of the ledger. Why: docs/decisions.md#forget
 const RELAY: Role = Role {
     name: "outbox_relay",
     what: "Runs a relay, and all commands of an operator except migrate, forget and

@@ -4,6 +4,8 @@
 //! (`failing`): an endpoint that fails now and then is not worth a message to anybody, nor is one that has refused a
 //! message for good, unless it then fails again. A success ends the episode; so do a new URL, and disabling and enabling (a trigger). Relays change the row under its lock: so
 //! of all relays, one sees each change, and writes the event in the same transaction.
+//!
+//! Why: docs/decisions.md#failing
 
 use std::time::Duration;
 

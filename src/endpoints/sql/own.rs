@@ -1,5 +1,7 @@
 //! Events about the outbox itself (`OUTBOX_OWN_EVENTS`): messages in the same outbox, written in the transaction that
 //! caused the event, and routed like any message. Each is about an endpoint, and has its tenant.
+//!
+//! Why: docs/decisions.md#own-events
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;

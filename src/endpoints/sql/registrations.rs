@@ -48,6 +48,7 @@ impl ReadTo {
 }
 
 /// Whether the transaction with this record was not visible to a relay.
+// Why: docs/decisions.md#exact-registration
 #[derive(ValidGrouping)]
 struct IsNewRecord<'a>(&'a ReadTo);
 

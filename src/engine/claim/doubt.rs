@@ -6,6 +6,7 @@ use crate::engine::lease::sql::backend::Backend;
 use crate::engine::lease::sql::lease::LeaseId;
 
 /// A claim whose result was lost, or a settle that the server has lost.
+// Why: docs/decisions.md#doubt
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Doubt {
     pub(crate) lease: LeaseId,

@@ -274,6 +274,7 @@ impl Shared {
 
 /// How to settle a message without a send; `None`: the message is sent. The ledger may know the message, and a message
 /// that was taken over may have no attempt left.
+// Why: docs/decisions.md#takeover
 fn unsent_of(claimed: &Claimed, sent: Result<&Retries, Verdict>) -> Option<Verdict> {
     let message = &claimed.message;
     match claimed.known {

@@ -87,6 +87,7 @@ impl Running {
         self.spawn(shared, Post::Heartbeat.as_str(), move |shared| {
             heartbeat::run(shared, registration, lease_id, &ending);
         })?;
+        // Why: docs/decisions.md#keyed-settlers
         for post in Post::KEYED_SETTLERS {
             let outcomes = keyed_queue.clone();
             self.spawn(shared, post.as_str(), move |shared| {

@@ -38,6 +38,7 @@ pub(crate) enum AfterRefusal {
 }
 
 /// A connection that threads of a relay use in turn.
+// Why: docs/decisions.md#one-connection
 pub(crate) type SharedConnection = Arc<Mutex<BetweenTurns>>;
 
 #[derive(Default)]
@@ -78,6 +79,7 @@ pub(crate) struct Session {
     failures: u32,
     /// The connections of this thread that have ended without an answer to a statement. Of a shared connection: those of all
     /// threads, at the last turn of this one.
+    // Why: docs/decisions.md#new-server
     pub(super) lost: u64,
     /// When the last statements began.
     began: Instant,
@@ -141,6 +143,7 @@ impl Session {
 
     /// Runs one statement that must not wait for a lock, nor take longer than `moment`. `None`: it has, and nothing was
     /// done. The limits stay set until another statement needs others: an idle relay sets them once.
+    // Why: docs/decisions.md#an-idle-relay
     pub(crate) fn run_briefly<T>(
         &mut self,
         moment: Duration,
@@ -353,6 +356,7 @@ impl Session {
         let conn = &mut connected.conn;
         let done = set.and_then(|()| match connected.pooled {
             None => statements(conn, &self.outbox),
+            // Why: docs/decisions.md#poolers
             Some(pooled) => conn.transaction(|conn| {
                 pooled.within(self.moment).set_local(conn)?;
                 statements(conn, &self.outbox)

@@ -66,6 +66,7 @@ pub(crate) enum Reload {
 
 /// The number of begins plus the number of ends of the claimer's queries of keyed lanes. A keyed lane is the waiting
 /// messages with an ordering key of one topic and destination.
+// Why: docs/decisions.md#shared-facts
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct KeyedLooks(u64);
 
@@ -338,6 +339,7 @@ impl Shared {
 
     /// Whether the lease names the listener's last connection. Only then may the listener hold a lock: if this process is
     /// frozen, others end the session that its lease names.
+    // Why: docs/decisions.md#notify-while-asleep
     pub(crate) fn is_listener_named(&self) -> bool {
         let published = lock(&self.published);
         published.listener == published.named_listener

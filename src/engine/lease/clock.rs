@@ -22,6 +22,7 @@ const GRACE: Duration = Duration::from_millis(500);
 /// 8 s after the last look is closed ([`Fence`]), however long its timeout is. Every send has then ended before another
 /// relay can take its message over: other relays may end the lease earlier than it expires, but not sooner than
 /// `takeover_after` after the relay's session has ended. A lease below 12 s ends only by its expiry.
+// Why: docs/decisions.md#session-gone
 pub(crate) struct LeaseClock {
     lease: Duration,
     /// How long running sends stay open after a look at the lease.
@@ -79,6 +80,7 @@ impl LeaseClock {
     }
 
     /// How long a relay without messages may leave its lease unseen: so that a message that then comes is sent at once.
+    // Why: docs/decisions.md#an-idle-relay
     pub(super) fn quiet_for(&self) -> Duration {
         MOST_UNSEEN.min(self.lease / 12) * 3 / 5
     }

@@ -65,6 +65,7 @@ pub(crate) fn in_flight_of(shared: &Shared, bulkhead: &Bulkhead) -> usize {
 }
 
 /// Whether claimed messages are neither sent nor settled, without a known reason.
+// Why: docs/decisions.md#health
 fn is_stuck(shared: &Shared) -> bool {
     // A rate limit may be as low as one message an hour.
     let is_held =

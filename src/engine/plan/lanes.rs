@@ -40,6 +40,7 @@ const EMPTY_KEPT: Duration = Duration::from_secs(10);
 
 /// With more lanes than this, a query for streams is slow because of their number, and each claim reads them all: empty
 /// lanes are not kept.
+// Why: docs/decisions.md#empty-lanes
 const MOST_KEPT: usize = 1000;
 
 /// The streams of live messages, and their state.

@@ -23,6 +23,7 @@ const AT_FIRST: i64 = 10_000;
 /// every transaction that wrote at some moment has ended, every sequence given before that moment is visible or will
 /// never exist. So a round reads only the messages after the last sequence for which this is known, whatever else waits
 /// in the outbox.
+// Why: docs/decisions.md#late-messages
 #[derive(Debug, Default)]
 pub(super) struct Late {
     /// All sequences up to this one are visible and were queried since. Before `is_known`, this is a guess.

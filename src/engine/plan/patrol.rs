@@ -23,6 +23,7 @@ const MEMORY: Duration = Duration::from_secs(1800);
 /// Lanes, sweeps and the walk read an index that begins with a topic or a key. If an old snapshot keeps millions of
 /// dead entries in that index, one step can exceed every time limit, however often it is tried. The patrol reads the
 /// primary key in ranges, so a round always makes progress.
+// Why: docs/decisions.md#patrol
 #[derive(Debug, Default)]
 pub(super) struct Patrol {
     wanted: Option<Instant>,

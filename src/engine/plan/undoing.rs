@@ -25,6 +25,7 @@ const WHILE_CONTINUING: Duration = Duration::from_millis(5);
 /// The most ranges that are remembered to be read again. Of more, the last becomes wider.
 const MOST_LEFT: usize = 64;
 
+// Why: docs/decisions.md#doubt
 #[derive(Debug)]
 pub(super) struct Undoing {
     pub(super) doubt: Doubt,

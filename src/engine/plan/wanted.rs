@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 /// the flag: only if the flag is set does it ring. Each side writes first and then reads what the other side writes, so at
 /// least one side sees the other's write. This holds only if no read overtakes the write before it. So each side has a
 /// `SeqCst` fence between: no weaker fence orders a write before a later read. `tests/interleavings` tries every order.
+// Why: docs/decisions.md#shared-facts
 #[derive(Debug, Default)]
 pub(crate) struct RoomWanted(AtomicBool);
 

@@ -44,6 +44,7 @@ impl Gathered {
 /// the request because of a single message: the first one of a run that was not delivered is sent again alone, with the run
 /// so far. `outcomes`: of each message, in order. `conclude` makes the settlement of a message. The delivered messages at the
 /// beginning of a run stay delivered. The first message that is not ends the run, or is sent again.
+// Why: docs/decisions.md#refused-batch
 pub(crate) fn answered(
     sent: Vec<Job>,
     outcomes: Vec<Outcome>,

@@ -30,6 +30,7 @@ pub(crate) const MOST_LANES: usize = 64;
 pub(crate) const REST: &str = "";
 
 /// One destination, as the relay sees it.
+// Why: docs/decisions.md#bulkheads
 pub(crate) struct Bulkhead {
     pub(crate) name: Arc<str>,
     /// The index of the bulkhead.

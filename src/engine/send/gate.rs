@@ -342,6 +342,7 @@ impl Gate {
 
     /// Runs code of this relay for the destination. `None`: the code panicked, and this relay sends to the destination no
     /// more.
+    // Why: docs/decisions.md#numbers-from-outside
     pub(crate) fn guard<T>(&self, run: impl FnOnce() -> T) -> Option<T> {
         unwound(run).map_err(|panic| self.refuse(&panic)).ok()
     }

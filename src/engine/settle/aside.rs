@@ -48,6 +48,7 @@ enum WaitsFor {
 }
 
 /// The settlements that are set aside.
+// Why: docs/decisions.md#put-aside
 #[derive(Debug, Default)]
 pub(super) struct SetAside {
     /// The last refusal of each topic.

@@ -28,6 +28,7 @@ impl<'a, D: Database> Settler<'a, D> {
     /// Settles a group and claims the next message of each ordering key whose first message is finished. Both happen in
     /// one transaction, for deliveries in one statement, so that no other relay claims first. Also returns the messages
     /// after which the claimer need not check the key.
+    // Why: docs/decisions.md#continue
     pub(super) fn settle_and_continue(
         &mut self,
         lease: LeaseId,

@@ -133,6 +133,7 @@ pub(crate) fn deliver_and_continue(
 /// Releases the messages of runs of which another relay has taken over a part, or the server has lost one. A run is
 /// recorded as delivered as a whole or not at all: otherwise one of its messages might be sent again alone. Returns the
 /// first messages of these runs. A run needs a transaction.
+// Why: docs/decisions.md#runs
 fn release_broken(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryResult<HashSet<i64>> {
     if !settle.has_runs() {
         return Ok(HashSet::new());

@@ -3,6 +3,8 @@
 //! Before the claimer sleeps, the listener takes the outbox's advisory lock. While the lock is held, the trigger on
 //! the outbox notifies. The claimer then checks once more, because earlier inserts did not notify. Notifications
 //! are only hints: without a listener, or with a listener that hangs, the relay polls.
+//!
+//! Why: docs/decisions.md#notify-while-asleep
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};

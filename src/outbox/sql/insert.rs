@@ -70,6 +70,7 @@ impl Insert {
             id: message.message_id,
             message_id: message.message_id.to_string(),
             headers: message.headers_json(),
+            // Why: docs/decisions.md#keys-given
             digest: message.idempotency_key.is_some().then(|| message.digest()),
             idempotency_key: message.idempotency_key,
             tenant_id: message.tenant_id.map(|id| id.to_string()),

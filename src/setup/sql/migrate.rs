@@ -43,6 +43,7 @@ macro_rules! step {
 }
 
 /// All steps, oldest first.
+// Why: docs/decisions.md#own-migrations
 pub(crate) const STEPS: &[MigrationStep] = &[
     step!(
         "2026-11-20-000001_outbox_functions",

@@ -428,6 +428,7 @@ pub(crate) fn concatenated<'a, T: 'static>(
 
 /// Locks the candidates until the transaction ends. There are none if the lease has expired, or if the relay must
 /// stand by for an older one.
+// Why: docs/decisions.md#two-step-claims
 pub(crate) fn lock(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -457,6 +458,7 @@ fn how_many_fit(found: &[LockedRow], bytes: usize) -> usize {
 
 /// Takes messages that this transaction has locked. The first takeover of a message from a dead relay counts an
 /// attempt, because the message may have caused the crash.
+// Why: docs/decisions.md#narrow-claims
 pub(crate) fn take(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -556,6 +558,7 @@ type DeliveryRow = (Vec<u8>, i64);
 ///
 /// A message without such a key cannot have been delivered before. A statement of its own, because a subquery of the claim
 /// would open all partitions of the ledger for each claim: that takes as long as the rest of a small claim.
+// Why: docs/decisions.md#delivered-before
 fn delivered<'a>(
     conn: &mut PgConnection,
     name: &OutboxName,

@@ -26,6 +26,7 @@ use crate::sql::table::{other_lease, pause, topic};
 type Alone<T> = On<'static, NoFromClause, T>;
 
 /// The state of a relay, and of the leases of others.
+// Why: docs/decisions.md#new-server
 #[derive(Debug, Queryable)]
 pub(crate) struct Glance {
     /// The database's clock.

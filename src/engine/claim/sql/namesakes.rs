@@ -11,6 +11,7 @@ use crate::sql::table::candidate;
 pub(crate) const OF_ROUTE: Uuid = Uuid::nil();
 
 /// What decides which messages a relay leaves to others because of their registrations.
+// Why: docs/decisions.md#namesakes
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Namesakes {
     /// The destinations of this relay's settings.

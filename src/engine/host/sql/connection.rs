@@ -314,6 +314,7 @@ pub(crate) struct StatementLimits {
 const TIMEOUTS: usize = 2;
 
 /// How the server finds rows.
+// Why: docs/decisions.md#plans
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Plans {
     /// By any plan of the server's choice.

@@ -11,6 +11,8 @@
 //! last none is taken.
 //!
 //! Only on Linux: elsewhere no socket is found, and the loss of a server is noticed by keep-alive alone.
+//!
+//! Why: docs/decisions.md#connections-that-do-not-answer
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, OnceLock};

@@ -11,6 +11,7 @@ const KEYED: &str = "keyed";
 
 /// Takes the lock until the transaction ends, or returns `false` at once. A separate statement, so that the claim sees
 /// the changes of the lock's last holder.
+// Why: docs/decisions.md#keyed-lock
 pub(crate) fn try_lock(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
     let row = lock::table(name.lock()).filter(lock::name.eq(KEYED));
     let row = row.select(lock::name).for_no_key_update().skip_locked();

@@ -132,6 +132,7 @@ fn is_held(expired: &[i64]) -> Beside<'_, other::table> {
 }
 
 /// Whether no other message of the candidate's key and order is in flight.
+// Why: docs/decisions.md#first-and-alone
 fn is_alone<'a>(
     name: &OutboxName,
     expired: &'a [i64],

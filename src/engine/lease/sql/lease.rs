@@ -60,6 +60,7 @@ pub(crate) fn is_not_over() -> On<'static, lease::table> {
 
 /// The relay must stand by: both are single-active, and an older relay is active, or may be. An older relay whose lease
 /// has expired may be about to renew it.
+// Why: docs/decisions.md#single-active
 pub(crate) fn stands_by(name: &OutboxName) -> On<'static, lease::table> {
     let older = other_lease::table(name.lease())
         .filter(other_lease::single_active)
@@ -159,6 +160,7 @@ pub(crate) fn register(
 
 /// Renews a valid lease. `false`: the lease has ended, or has expired and will be ended. `takeover_after` is set if the
 /// relay's session holds the lease's lock; `listener` is the server process of the relay's listener.
+// Why: docs/decisions.md#ended-leases
 pub(crate) fn renew(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -255,6 +257,7 @@ pub(crate) fn end(conn: &mut PgConnection, name: &OutboxName, id: LeaseId) -> Qu
 ///
 /// This transaction holds the lock of each shortened lease, so no other session gets it meanwhile. Leases that are
 /// being renewed are skipped, and so is the lease of the relay that asks, which is alive.
+// Why: docs/decisions.md#session-gone
 pub(crate) fn shorten(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -328,6 +331,7 @@ pub(crate) fn holders(
 /// Returns how many.
 ///
 /// Text: the difference of two columns.
+// Why: docs/decisions.md#two-clocks
 pub(crate) fn bring_back(
     conn: &mut PgConnection,
     name: &OutboxName,

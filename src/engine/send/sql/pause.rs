@@ -78,6 +78,7 @@ pub(crate) fn all(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec
 
 /// The same for relays, which write the ends of the pauses again if the server's clock has gone back since they were written:
 /// they would not come closer otherwise.
+// Why: docs/decisions.md#two-clocks
 pub(crate) fn all_in_time(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Paused>> {
     let (rows, are_ahead) = with_limits(conn, name)?;
     if are_ahead {

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::serves::ascii;
 
 /// The names of the refused destinations, by the reason of the refusal.
+// Why: docs/decisions.md#refusals
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Refuses(BTreeMap<String, BTreeSet<String>>);
 

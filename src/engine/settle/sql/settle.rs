@@ -38,6 +38,7 @@ use crate::status::{ReasonCode, Status};
 
 /// A claim of a message, without the lease. A sequence may be given twice: by a new primary that lacks the last
 /// inserts, or after `TRUNCATE … RESTART IDENTITY`. The time of the claim tells the messages apart.
+// Why: docs/decisions.md#fence
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Claim {
     pub(crate) sequence: i64,
@@ -528,6 +529,7 @@ fn is_free() -> IsFree {
 }
 
 /// The row is one of these messages, and the lease has held it since the time of its claim.
+// Why: docs/decisions.md#late-settle
 fn are_held(lease: LeaseId, messages: &[Claim]) -> On<'static, outbox::table> {
     let (_, sequences, claimed_at) = in_order(messages, |claim| *claim);
     // The same lookup as `of_row`.

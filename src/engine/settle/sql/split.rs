@@ -40,6 +40,7 @@ pub(crate) struct Parts {
 pub(crate) type Split<'a> = (Claim, &'a Parts);
 
 /// The most that one call does, except that it always places at least one part.
+// Why: docs/decisions.md#fan-out
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) parts: usize,

@@ -7,6 +7,8 @@
 //! session any name, but only roles with rights may write into a lease.
 //!
 //! Text: PostgreSQL's catalogue.
+//!
+//! Why: docs/decisions.md#notify-while-asleep
 
 use diesel::result::QueryResult;
 use diesel::sql_types::{BigInt, Bool, Integer, Nullable, Text};

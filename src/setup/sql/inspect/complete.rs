@@ -24,6 +24,7 @@ use crate::sql::table::{
 };
 
 /// The tables of an outbox and the view, by suffix, with the columns that this version uses.
+// Why: docs/decisions.md#two-checks-of-the-schema
 pub(crate) const TABLES_AND_VIEW: &[(&str, &[(&str, &str)])] = &[
     ("", outbox::COLUMNS),
     ("_part", part::COLUMNS),

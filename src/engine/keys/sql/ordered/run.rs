@@ -25,6 +25,7 @@ use crate::sql::table::candidate;
 
 /// Claims the rest of the runs that begin with the claimed messages, in the transaction of their claim: until it ends,
 /// no other claim finds these keys.
+// Why: docs/decisions.md#runs
 pub(super) fn claim_behind(
     conn: &mut PgConnection,
     name: &OutboxName,
