@@ -320,7 +320,7 @@ def chart(report):
 
 
 NUMBERS, CHART = HERE / "compare.json", drawn.ROOT / "docs/images/compare.svg"
-PAGE = drawn.ROOT / "docs/compared.md"
+PAGE = drawn.ROOT / "docs/performance.md"
 
 
 def documents(report):

@@ -12,7 +12,7 @@ import sys
 import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-GUIDE = "https://github.com/diesel-outbox/diesel-outbox/blob/main/docs/operating.md"
+GUIDE = "https://github.com/diesel-outbox/diesel-outbox/blob/main/docs/"
 # Labels that Prometheus adds to each series.
 TARGET_LABELS = {"job", "instance"}
 SEVERITIES = {"critical", "warning", "info"}
@@ -33,9 +33,9 @@ def documents(path):
 
 
 def metrics_of_the_guide():
-    """The labels of each metric, from the table in docs/operating.md."""
+    """The labels of each metric, from the table in docs/watch.md."""
     metrics = {}
-    rows = re.findall(r"^\| `(diesel_outbox_\w+)` \|([^|]*)\| ([^|]*)", read("docs/operating.md"), re.M)
+    rows = re.findall(r"^\| `(diesel_outbox_\w+)` \|([^|]*)\| ([^|]*)", read("docs/watch.md"), re.M)
     for name, labels, meaning in rows:
         own = set(re.findall(r"[a-z]+", labels.split("(")[0]))
         names = [name]
@@ -51,7 +51,7 @@ def check_that_the_guide_has_all_metrics(metrics):
     known = {re.sub(r"_(bucket|sum|count)$", "", name) for name in metrics}
     in_code = set(re.findall(r'"(diesel_outbox_\w+)"', read("src/metrics.rs")))
     for name in sorted(in_code ^ known):
-        fail(f"{name} is only in one of src/metrics.rs and docs/operating.md")
+        fail(f"{name} is only in one of src/metrics.rs and docs/watch.md")
 
 
 def check_expression(where, expression, metrics):
@@ -73,26 +73,25 @@ def check_expression(where, expression, metrics):
                 fail(f"{where}: no metric has the label {label}, used in by ({labels})")
 
 
-def anchors_of_the_guide():
-    headings = re.findall(r"^#+ (.*)$", read("docs/operating.md"), re.M)
+def anchors_of(page):
+    headings = re.findall(r"^#+ (.*)$", read(page), re.M)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def problems_of_the_guide():
-    part = read("docs/operating.md").split("### Problems")[1].split("\n## ")[0]
-    return set(re.findall(r"^#### (\w+)$", part, re.M))
+    part = read("docs/problems.md").split("\n## Problems\n")[1].split("\n## ")[0]
+    return set(re.findall(r"^### (\w+)$", part, re.M))
 
 
 def check_problems():
     in_code = set(re.findall(r'^        [A-Z]\w+ = "(\w+)",$', read("src/engine/observe/health.rs"), re.M))
     for name in sorted(in_code ^ problems_of_the_guide()):
-        fail(f"the problem {name} is only in one of src/engine/observe/health.rs and docs/operating.md")
+        fail(f"the problem {name} is only in one of src/engine/observe/health.rs and docs/problems.md")
 
 
 def check_alerts(metrics):
     [rules] = documents("deploy/prometheus/diesel-outbox.rules.yml")
     tests = read("deploy/prometheus/tests.yml")
-    anchors = anchors_of_the_guide() | {"{{ $labels.problem }}"}
     alerts = [rule for group in rules["groups"] for rule in group["rules"]]
     for alert in alerts:
         name = alert["alert"]
@@ -103,11 +102,18 @@ def check_alerts(metrics):
         for what in ("summary", "description", "runbook_url"):
             if not notes.get(what):
                 fail(f"{name}: {what} is missing")
-        page, _, anchor = notes["runbook_url"].partition("#")
-        if page != GUIDE or anchor not in anchors:
-            fail(f"{name}: {notes['runbook_url']} is not in the guide")
-        if f"`{name}`" not in read("docs/operating.md"):
-            fail(f"{name} is not in the guide")
+        url, _, anchor = notes["runbook_url"].partition("#")
+        page = f"docs/{url.removeprefix(GUIDE)}"
+        if not url.startswith(GUIDE) or not (ROOT / page).is_file():
+            fail(f"{name}: {url} is not in the guide")
+            continue
+        # The name of the problem is the anchor.
+        of_problem = page == "docs/problems.md" and anchor == "{{ $labels.problem }}"
+        if not of_problem and anchor not in anchors_of(page):
+            fail(f"{name}: {page} has no heading {anchor}")
+        for part in {page, "docs/problems.md"}:
+            if f"`{name}`" not in read(part):
+                fail(f"{name} is not in {part}")
         short = name.removeprefix("DieselOutbox")
         for claim in (f"{short} fires", f"{short} is silent"):
             if not re.search(rf"name: '?{claim}\b", tests):

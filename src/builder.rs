@@ -577,7 +577,7 @@ impl RelayBuilder {
     /// Checks the settings and the database, takes a lease and starts the threads.
     ///
     /// The relay reports metrics through the crate [`metrics`](https://docs.rs/metrics). Install the recorder
-    /// before `start`; a later recorder misses most metrics. [The guide](crate::guide::operating) lists the metrics.
+    /// before `start`; a later recorder misses most metrics. [The guide](crate::guide::watch) lists the metrics.
     ///
     /// The relay opens up to five connections of its own, and two more once messages have ordering keys, or two in all
     /// with [`share_connection`](Config::share_connection) and without a listener. Handlers that

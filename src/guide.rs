@@ -6,7 +6,7 @@
 #[doc = include_str!("../docs/application.md")]
 pub mod application {}
 
-/// Topics, versions, ordering keys, idempotency keys, transactions, tenants, payloads.
+/// Topics, versions, ordering keys and what they guarantee, idempotency keys, transactions, tenants, payloads.
 #[doc = include_str!("../docs/keys-and-topics.md")]
 pub mod keys_and_topics {}
 
@@ -14,17 +14,61 @@ pub mod keys_and_topics {}
 #[doc = include_str!("../docs/receivers.md")]
 pub mod receivers {}
 
-/// Webhooks for your own customers: secrets, deliveries, sending again, limits.
+/// Webhooks for your own customers: endpoints, filters, deliveries, sending again, limits.
 #[doc = include_str!("../docs/webhooks.md")]
 pub mod webhooks {}
+
+/// Pages and JSON on which your customers manage their endpoints.
+#[doc = include_str!("../docs/portal.md")]
+pub mod portal {}
+
+/// Verification of endpoints, signatures, secrets, authentication, client certificates.
+#[doc = include_str!("../docs/webhook-signatures.md")]
+pub mod webhook_signatures {}
+
+/// Endpoints that fail, are disabled, paused or slow; recovering a missed day.
+#[doc = include_str!("../docs/failing-endpoints.md")]
+pub mod failing_endpoints {}
 
 /// Running the relay in the process, as a sidecar, under systemd, or in an empty container.
 #[doc = include_str!("../docs/deploying.md")]
 pub mod deploying {}
 
-/// Finding and fixing problems: the admin page, health checks, metrics, alerts.
-#[doc = include_str!("../docs/operating.md")]
-pub mod operating {}
+/// Whether messages are being delivered: status, health checks, metrics, own events, the log.
+#[doc = include_str!("../docs/watch.md")]
+pub mod watch {}
+
+/// What to do about each alert and each problem.
+#[doc = include_str!("../docs/problems.md")]
+pub mod problems {}
+
+/// A destination that fails, hangs or is too slow.
+#[doc = include_str!("../docs/destination-down.md")]
+pub mod destination_down {}
+
+/// Finding a message: what became of it, what was sent, why it waits.
+#[doc = include_str!("../docs/find-a-message.md")]
+pub mod find_a_message {}
+
+/// Retrying, requeueing, cancelling, settling and replaying messages: one, or many at once.
+#[doc = include_str!("../docs/change-messages.md")]
+pub mod change_messages {}
+
+/// Deleting the data of a customer, of a person, or of one message.
+#[doc = include_str!("../docs/delete-data.md")]
+pub mod delete_data {}
+
+/// What `diesel-outbox check` examines.
+#[doc = include_str!("../docs/doctor.md")]
+pub mod doctor {}
+
+/// The admin page: access, settings, and serving it inside your application.
+#[doc = include_str!("../docs/admin-page.md")]
+pub mod admin_page {}
+
+/// JSON for programs that do what operators do.
+#[doc = include_str!("../docs/json-for-programs.md")]
+pub mod json_for_programs {}
 
 /// A checklist for going live, and a record of one check.
 #[doc = include_str!("../docs/readiness.md")]
@@ -54,10 +98,6 @@ pub mod commands {}
 #[doc = include_str!("../docs/requests.md")]
 pub mod requests {}
 
-/// Ordering keys: what they guarantee, and what they cost.
-#[doc = include_str!("../docs/order.md")]
-pub mod order {}
-
 /// The contents of each table, and how the tables are created.
 #[doc = include_str!("../docs/tables.md")]
 pub mod tables {}
@@ -74,11 +114,7 @@ pub mod rename_a_topic {}
 #[doc = include_str!("../docs/upgrading.md")]
 pub mod upgrading {}
 
-/// Moving here from another outbox.
-#[doc = include_str!("../docs/coming-from.md")]
-pub mod coming_from {}
-
-/// Other outboxes and queues, and when to use them instead.
+/// Other outboxes and queues: when to use them instead, and how to move here from them.
 #[doc = include_str!("../docs/compared.md")]
 pub mod compared {}
 

@@ -18,7 +18,6 @@ pub(crate) mod messages;
 pub(crate) mod overview;
 pub(crate) mod pauses;
 pub(crate) mod replay;
-pub(crate) mod selection;
 pub(crate) mod server;
 pub(crate) mod sql;
 pub(crate) mod states;

@@ -9,7 +9,7 @@ use diesel::PgConnection;
 use diesel_outbox::admin::Selection;
 use diesel_outbox::config::Config;
 use diesel_outbox::program::{
-    self, ACTS, ActError, Chosen, ManyAct, Performed, Preview, Which, Words, WrongChoice,
+    self, ACTS, ActError, Choice, Chosen, ManyAct, Performed, Preview, Words, WrongChoice,
 };
 use diesel_outbox::{Answer, Changed, ConfigError, Part, PartState};
 use serde_json::{Value, json};
@@ -106,11 +106,11 @@ impl<G: Group> Subcommand for OfGroup<G> {
 
 impl<G: Group> OfGroup<G> {
     /// The messages that are chosen.
-    pub(crate) fn which(&self) -> Result<Which, ConfigError> {
+    pub(crate) fn which(&self) -> Result<Choice, ConfigError> {
         let Options {
             ids, chosen, all, ..
         } = &self.options;
-        let which = Which::new(self.act, ids.clone(), chosen, *all);
+        let which = Choice::new(self.act, ids.clone(), chosen, *all);
         which.map_err(|wrong| named(self.act.words(), wrong))
     }
 
@@ -143,7 +143,7 @@ impl<G: Group> OfGroup<G> {
         Ok(())
     }
 
-    fn ask(&self, which: &Which, preview: &Preview) -> Result<()> {
+    fn ask(&self, which: &Choice, preview: &Preview) -> Result<()> {
         let words = self.act.words();
         if self.options.how.yes || which.is_by_id() {
             return Ok(());
@@ -171,7 +171,7 @@ impl<G: Group> OfGroup<G> {
         &self,
         conn: &mut PgConnection,
         config: &Config,
-        which: &Which,
+        which: &Choice,
         preview: &Preview,
         done: Option<(&Performed, bool)>,
     ) -> Result<()> {
@@ -351,7 +351,7 @@ pub(crate) fn whole(done: &str, config: &Config, id: &str, changed: &Changed) ->
         Answer::Unknown if !changed.is_complete => {
             bail!("{name}: nothing was found within 2 s: search by idempotency key, which is fast")
         }
-        Answer::Unknown => bail!("{}", crate::message::unknown(id, config)),
+        Answer::Unknown => bail!("{}", unknown(id, config)),
         Answer::Ambiguous => bail!(
             "{name}: not {done}: several messages have this sequence: give the message id or the key (`message show {name}` shows them)"
         ),
@@ -363,4 +363,11 @@ pub(crate) fn whole(done: &str, config: &Config, id: &str, changed: &Changed) ->
         }
         _ => bail!("{name}: not {done}: the message was already cancelled"),
     }
+}
+
+pub(crate) fn unknown(which: &str, config: &Config) -> String {
+    format!(
+        "there is no message with the id, key or sequence {which:?} in the outbox \"{}\" or its ledger",
+        config.table
+    )
 }

@@ -15,7 +15,7 @@ use diesel_outbox::{ReasonCode, Status};
 use diesel_outbox_pages::message::{self, APPLICATION, REPLAYED, for_destination};
 use serde_json::{Value, json};
 
-use crate::act::{Group, OfGroup};
+use crate::act::{self, Group, OfGroup};
 use crate::connection::connect;
 use crate::output;
 use crate::settings::SettingFlags;
@@ -79,7 +79,7 @@ fn show_message(conn: &mut PgConnection, config: &Config, which: &str, json: boo
     };
     let history = program::history_of(conn, &config.table, which, &found.rows)?;
     if found.rows.is_empty() && history.is_empty() {
-        bail!("{}{in_part}", unknown(which, config));
+        bail!("{}{in_part}", act::unknown(which, config));
     }
     let waits = program::wait_reasons_of(conn, &config.table, &found.rows)?;
     let timeline = timeline(&found.rows, &history);
@@ -120,13 +120,6 @@ fn several(which: &str, records: &[MessageRecord]) -> usize {
         .filter(|record| which.trim().parse() == Ok(record.sequence.0));
     let ids: HashSet<uuid::Uuid> = of_it.map(|record| record.message_id).collect();
     ids.len()
-}
-
-pub(crate) fn unknown(which: &str, config: &Config) -> String {
-    format!(
-        "there is no message with the id, key or sequence {which:?} in the outbox \"{}\" or its ledger",
-        config.table
-    )
 }
 
 /// Records as JSON, each with the reason why it waits, in words and as one word.

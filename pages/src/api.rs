@@ -41,7 +41,7 @@ type Answer<S, V> = Box<dyn Fn(&Call<'_, S, V>) -> Result<Answered, Problem> + S
 /// The answer to a request.
 pub(crate) struct Answered {
     body: Vec<u8>,
-    /// Whether there is nothing left to do. An `Idempotency-Key` keeps only such an answer: the same request goes on.
+    /// Whether there is nothing left to do. An `Idempotency-Key` keeps only such an answer: the same request continues.
     is_final: bool,
 }
 

@@ -16,15 +16,15 @@ use diesel::PgConnection;
 
 use super::bulk::Bulk;
 use super::chosen::{Chosen, WrongChoice};
-use super::selection::Selection;
 use super::sql::messages::MessageRecord;
+use super::sql::selection::Selection;
 use crate::endpoints::sql::missed::Bulked;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::outbox::sql::waiting::Changed;
 
-/// All acts on many messages.
-pub static ACTS: &[&dyn Act] = &[
+/// ChangeAll acts on many messages.
+pub static ACTS: &[&dyn ManyAct] = &[
     &requeue::Requeue,
     &discard::Discard,
     &retry::Retry,
@@ -32,7 +32,7 @@ pub static ACTS: &[&dyn Act] = &[
 ];
 
 /// An act on the messages that are chosen.
-pub trait Act: Sync {
+pub trait ManyAct: Sync {
     /// Its words.
     fn words(&self) -> &'static Words;
 
@@ -56,7 +56,8 @@ pub trait Act: Sync {
     ///
     /// # Errors
     /// An [`ActError`].
-    fn preview(&self, conn: &mut PgConnection, name: &OutboxName, which: &Which) -> Found<Preview>;
+    fn preview(&self, conn: &mut PgConnection, name: &OutboxName, which: &Choice)
+    -> Found<Preview>;
 
     /// Changes the messages in steps. After an error, or if the watcher of `bulk` stops the act, completed steps stay, and
     /// the same call continues.
@@ -67,7 +68,7 @@ pub trait Act: Sync {
         &self,
         conn: &mut PgConnection,
         name: &OutboxName,
-        which: &Which,
+        which: &Choice,
         bulk: Bulk<'_>,
     ) -> Found<Performed>;
 
@@ -79,7 +80,7 @@ pub trait Act: Sync {
         &self,
         _conn: &mut PgConnection,
         _name: &OutboxName,
-        _which: &Which,
+        _which: &Choice,
     ) -> Found<Vec<(String, u64)>> {
         Ok(Vec::new())
     }
@@ -126,19 +127,19 @@ impl Words {
 
 /// The messages that an act is about: by their ids, by conditions, or all.
 #[derive(Debug, Clone)]
-pub struct Which {
+pub struct Choice {
     pub(crate) ids: Vec<String>,
     pub(crate) selection: Selection,
 }
 
-impl Which {
+impl Choice {
     /// What was chosen. An act without any choice is refused: a script whose variable is empty means no message, not all
     /// of them.
     ///
     /// # Errors
     /// A [`WrongChoice`]: nothing is chosen, `all` beside a choice, or a condition that cannot be used.
     pub fn new(
-        act: &dyn Act,
+        act: &dyn ManyAct,
         ids: Vec<String>,
         chosen: &Chosen,
         all: bool,
@@ -188,7 +189,7 @@ impl Which {
 }
 
 /// The choice in words: `topic order.*`, or `all`.
-impl fmt::Display for Which {
+impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = self.ids.clone();
         let conditions = self.selection.to_string();

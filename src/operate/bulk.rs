@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use diesel::PgConnection;
 
-use super::selection::{Selection, Shared};
-use super::sql::waiting::{self, Act};
+use super::sql::selection::{Selection, Several};
+use super::sql::waiting::{self, WaitingChange};
 use super::waiting::Note;
 use crate::endpoints::sql::missed::Bulked;
 use crate::error::DatabaseError;
@@ -198,7 +198,7 @@ pub fn retry_all(
     selection: &Selection,
     bulk: Bulk<'_>,
 ) -> Result<Bulked, DatabaseError> {
-    change_all(conn, name, selection, Act::Retry, bulk)
+    change_all(conn, name, selection, WaitingChange::Retry, bulk)
 }
 
 /// Cancels all matching messages, as [`cancel`](crate::admin::cancel) does. Messages in flight stay.
@@ -224,7 +224,7 @@ pub fn cancel_all(
     selection: &Selection,
     bulk: Bulk<'_>,
 ) -> Result<Bulked, DatabaseError> {
-    change_all(conn, name, selection, Act::Cancel, bulk)
+    change_all(conn, name, selection, WaitingChange::Cancel, bulk)
 }
 
 /// Changes all matching messages, and records the act.
@@ -232,16 +232,16 @@ pub(crate) fn change_all<E: From<diesel::result::Error>>(
     conn: &mut PgConnection,
     name: &OutboxName,
     selection: &Selection,
-    act: Act,
+    act: WaitingChange,
     mut bulk: Bulk<'_>,
 ) -> Result<Bulked, E> {
-    let shared = match act {
-        Act::Retry => Shared::Selected,
-        Act::Cancel => Shared::Left,
+    let several = match act {
+        WaitingChange::Retry => Several::Selected,
+        WaitingChange::Cancel => Several::Left,
     };
     if bulk.is_dry() {
         let count = pinned(conn, name, |conn, name| {
-            let selection = selection.with_routed(conn, name, shared)?;
+            let selection = selection.with_routed(conn, name, several)?;
             waiting::count(conn, name, &selection, act)
         })?;
         let count = usize::try_from(count).unwrap_or(0);
@@ -249,7 +249,7 @@ pub(crate) fn change_all<E: From<diesel::result::Error>>(
     }
     let selection = &bulk.limited(conn, |conn| {
         pinned(conn, name, |conn, name| {
-            selection.with_routed(conn, name, shared)
+            selection.with_routed(conn, name, several)
         })
     })?;
     let (note, mut after) = (bulk.note(), i64::MIN);

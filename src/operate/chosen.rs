@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use super::selection::Selection;
+use super::sql::selection::Selection;
 use crate::status::{ReasonCode, Status};
 
 macro_rules! chosen {
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_named() {
+    fn a_wrong_condition_is_named() {
         for (field, value) in [
             ("tenant", "acme"),
             ("reason", "SOMEHOW"),

@@ -4,10 +4,10 @@ use diesel::PgConnection;
 use diesel::result::QueryResult;
 
 use super::bulk::Bulk;
-use super::selection::Selection;
 use super::sql::audit::Act;
 use super::sql::dead::{self, DeadGroup};
 use super::sql::messages::{LetterId, MessageRecord};
+use super::sql::selection::Selection;
 use super::waiting::Note;
 use crate::endpoints::sql::missed::Bulked;
 use crate::error::DatabaseError;

@@ -2,11 +2,11 @@
 
 use diesel::PgConnection;
 
-use super::selection::Selection;
 use super::sql::history::{self, HistoryEntry};
 use super::sql::ledger;
 use super::sql::messages::{self, MessageRecord};
 use super::sql::payloads::{self, StoredPayload};
+use super::sql::selection::Selection;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::outbox::sql::searched::Searched;

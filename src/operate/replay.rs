@@ -3,9 +3,9 @@
 use diesel::PgConnection;
 
 use super::bulk::Bulk;
-use super::selection::Selection;
 use super::sql::audit::Act;
 use super::sql::replay::{self, ReplayIds};
+use super::sql::selection::Selection;
 use crate::endpoints::sql::missed::Bulked;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;

@@ -4,9 +4,9 @@ use diesel::PgConnection;
 use diesel::result::QueryResult;
 use uuid::Uuid;
 
-use super::selection::{Selection, Shared};
 use super::sql::audit::{self, Act, Cost};
 use super::sql::messages::MessageRecord;
+use super::sql::selection::{Selection, Several};
 use super::sql::waiting::{list, retry_one};
 use super::sql::why::{self, WaitReason};
 use crate::error::DatabaseError;
@@ -36,7 +36,7 @@ pub fn waiting(
     limit: i64,
 ) -> Result<Searched<MessageRecord>, DatabaseError> {
     Ok(pinned(conn, name, |conn, name| {
-        let selection = selection.with_routed(conn, name, Shared::Selected)?;
+        let selection = selection.with_routed(conn, name, Several::Selected)?;
         list(conn, name, &selection, limit)
     })?)
 }

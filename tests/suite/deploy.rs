@@ -61,7 +61,15 @@ fn the_guide_shows_the_container_file_as_it_is() {
 #[test]
 fn the_commands_of_the_guide_and_of_alerts_are_there() {
     let texts = [
-        include_str!("../../docs/operating.md"),
+        include_str!("../../docs/destination-down.md"),
+        include_str!("../../docs/find-a-message.md"),
+        include_str!("../../docs/change-messages.md"),
+        include_str!("../../docs/delete-data.md"),
+        include_str!("../../docs/watch.md"),
+        include_str!("../../docs/problems.md"),
+        include_str!("../../docs/doctor.md"),
+        include_str!("../../docs/admin-page.md"),
+        include_str!("../../docs/failing-endpoints.md"),
         include_str!("../../deploy/prometheus/diesel-outbox.rules.yml"),
         include_str!("../../deploy/grafana/diesel-outbox.json"),
     ];

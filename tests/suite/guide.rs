@@ -70,11 +70,11 @@ fn the_sql_of_the_guide_runs() {
 #[test]
 fn the_mount_for_rocket_in_the_guide_is_that_of_the_example() {
     let example = include_str!("../../examples/rocket-shop/src/pages.rs");
-    let (_, webhooks) = pages()
+    let (_, portal) = pages()
         .into_iter()
-        .find(|(name, _)| name == "webhooks.md")
+        .find(|(name, _)| name == "portal.md")
         .expect("the page");
-    let block = blocks(&webhooks, "rust,ignore")
+    let block = blocks(&portal, "rust,ignore")
         .into_iter()
         .find(|block| block.contains("impl Handler for Mounted"))
         .expect("the mount");
@@ -94,7 +94,7 @@ fn messages_that_the_guide_copies_arrive_in_their_order() {
                 CASE WHEN n > 90 THEN now() END, 0
            FROM generate_series(1, 100) n",
     );
-    let page = include_str!("../../docs/coming-from.md");
+    let page = include_str!("../../docs/compared.md");
     let blocks = blocks(page, "sql");
     database.execute(&blocks[0]);
     let in_order = "SELECT count(*) FROM (SELECT payload::text::int AS n,

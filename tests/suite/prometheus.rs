@@ -79,7 +79,7 @@ fn sum(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> f64 {
 
 /// Kinds and labels of each metric, according to the guide.
 fn metrics_of_the_guide() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
-    let rows = include_str!("../../docs/operating.md").lines();
+    let rows = include_str!("../../docs/watch.md").lines();
     rows.filter_map(|line| line.strip_prefix("| `diesel_outbox_").map(|_| line))
         .map(|line| {
             let cells: Vec<&str> = line.split('|').map(str::trim).collect();

@@ -70,7 +70,7 @@ fn one(conn: &mut PgConnection, config: &Config, options: &Expunge, id: Uuid) ->
         let found = admin::expunge_all(conn, &config.table, &count, bulk)?;
         let key = MessageKey::Id(id);
         if found.is_unknown() && program::message(conn, &config.table, &key)?.rows.is_empty() {
-            bail!("{}", super::unknown(&id.to_string(), config));
+            bail!("{}", crate::act::unknown(&id.to_string(), config));
         }
         return preview(options, &found);
     }
@@ -80,7 +80,7 @@ fn one(conn: &mut PgConnection, config: &Config, options: &Expunge, id: Uuid) ->
         output::json(&as_json(&done))?;
     }
     if done.is_unknown() {
-        bail!("{}", super::unknown(&id.to_string(), config));
+        bail!("{}", crate::act::unknown(&id.to_string(), config));
     }
     tell(options, &done)?;
     if !done.left.is_empty() {

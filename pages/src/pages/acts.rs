@@ -4,7 +4,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use diesel_outbox::admin::{Bulk, Note};
 use diesel_outbox::program::{
-    ACTS, ActError, Chosen, ManyAct, MessageRecord, Performed, Preview, Which, WrongChoice,
+    ACTS, ActError, Choice, Chosen, ManyAct, MessageRecord, Performed, Preview, WrongChoice,
 };
 use maud::html;
 
@@ -16,7 +16,7 @@ use crate::AUDIT;
 use crate::database::STATEMENT_TIMEOUT;
 use crate::response::Response;
 
-/// After this time an act stops, so that the page answers. Sent again, it goes on with the rest.
+/// After this time an act stops, so that the page answers. Sent again, it continues with the rest.
 const LONGEST: Duration = Duration::from_secs(8);
 
 /// The act with this path.
@@ -25,7 +25,7 @@ pub(super) fn at(path: &str) -> Option<&'static dyn ManyAct> {
     acts.find(|act| act.words().path == path)
 }
 
-/// What an act has done, and how many messages it has left because its time was over.
+/// What an act has done, and how many messages it has left because its time has ended.
 pub(super) struct Done {
     pub(super) performed: Performed,
     pub(super) left: u64,
@@ -35,7 +35,7 @@ pub(super) struct Done {
 pub(super) fn preview(
     visit: &Visit<'_>,
     act: &dyn ManyAct,
-    which: &Which,
+    which: &Choice,
 ) -> Result<Preview, Refusal> {
     let found = visit.run(&visit.site.changes, |conn, outbox| {
         unknown_aside(act.preview(conn, outbox, which))
@@ -47,7 +47,7 @@ pub(super) fn preview(
 pub(super) fn perform(
     visit: &Visit<'_>,
     act: &'static dyn ManyAct,
-    which: &Which,
+    which: &Choice,
     preview: &Preview,
     why: &str,
 ) -> Result<Done, Refusal> {
@@ -110,7 +110,7 @@ struct Sent<'a> {
     visit: &'a Visit<'a>,
     act: &'static dyn ManyAct,
     asked: Asked<'a>,
-    which: Which,
+    which: Choice,
     /// How many messages the visitor has confirmed, and when they were counted.
     sure: Option<u64>,
     as_of: Option<SystemTime>,
@@ -148,7 +148,11 @@ pub(super) fn answer(visit: &Visit<'_>) -> Result<Response, Refusal> {
 }
 
 /// The messages that were selected, or all that match the filter. `None`: none was selected.
-fn which(visit: &Visit<'_>, act: &dyn ManyAct, asked: Asked<'_>) -> Result<Option<Which>, Refusal> {
+fn which(
+    visit: &Visit<'_>,
+    act: &dyn ManyAct,
+    asked: Asked<'_>,
+) -> Result<Option<Choice>, Refusal> {
     let mut ids: Vec<String> = visit.form.all("letter").map(str::to_owned).collect();
     let mut chosen = Chosen::default();
     let is_of_letters = visit.request.path.starts_with("/dead/");
@@ -172,7 +176,7 @@ fn which(visit: &Visit<'_>, act: &dyn ManyAct, asked: Asked<'_>) -> Result<Optio
     }
     // A form shows what it chooses: an empty filter means all.
     let all = ids.is_empty() && chosen.is_empty();
-    let which = Which::new(act, ids, &chosen, all);
+    let which = Choice::new(act, ids, &chosen, all);
     Ok(Some(which.map_err(|wrong| Refusal::Wrong(wrong.into()))?))
 }
 
@@ -268,31 +272,4 @@ fn capital(word: &str) -> String {
     let mut letters = word.chars();
     let first = letters.next().map(|first| first.to_ascii_uppercase());
     first.into_iter().chain(letters).collect()
-}
-
-/// What the last act has done, from the address that it led to.
-pub(super) fn notice(done: &str, count: u64, left: u64) -> Option<String> {
-    let mut acts = ACTS.iter().map(|act| act.words());
-    let words = acts.find(|words| words.done == done)?;
-    let rest = match left {
-        0 => String::new(),
-        left => format!(" {left} are left: repeat the act."),
-    };
-    Some(match count {
-        0 => format!(
-            "Nothing was {}: none is left, or the idempotency key is in the outbox again.{rest}",
-            words.done
-        ),
-        1 => format!(
-            "1 {} was {}. {}{rest}",
-            words.things.0, words.done, words.becomes
-        ),
-        _ => {
-            let count = words::count(i64::try_from(count).unwrap_or(i64::MAX), false);
-            format!(
-                "{count} {} were {}. {}{rest}",
-                words.things.1, words.done, words.becomes
-            )
-        }
-    })
 }

@@ -9,8 +9,8 @@ use diesel_outbox::endpoints::{
     Delivery as Delivered, Endpoint as Row, EndpointAnswer, TestAnswer,
 };
 use diesel_outbox::program::{
-    self, ACTS, BlockedKey, Chosen, HistoryEntry, KnownTopic, LeaseRow, LiveTopic, ManyAct,
-    MessageRecord, OperatorAct, Which,
+    self, ACTS, BlockedKey, Choice, Chosen, HistoryEntry, KnownTopic, LeaseRow, LiveTopic, ManyAct,
+    MessageRecord, OperatorAct,
 };
 use diesel_outbox::{Answer, MessageRef, Sequence};
 use http::{Method, StatusCode};
@@ -589,7 +589,7 @@ struct ManyDone {
     changed: u64,
     /// Messages that were left, because another was faster or the key is in the outbox again.
     skipped: u64,
-    /// Messages that the act had no time for: the same request goes on with them.
+    /// Messages that the act had no time for: the same request continues with them.
     left: u64,
     /// The sequence of the first message.
     first: Option<i64>,
@@ -598,7 +598,7 @@ struct ManyDone {
     undo: &'static str,
 }
 
-/// Which row of the message.
+/// Choice row of the message.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct One {
@@ -890,7 +890,7 @@ fn many(act: &'static dyn ManyAct) -> Route<Site, Guest> {
 
 fn act_on_many(call: &Call<'_>, act: &'static dyn ManyAct, given: Many) -> Found<ManyDone> {
     let chosen = Chosen::of(|name| call.request.query.get(name));
-    let which = Which::new(act, given.ids, &chosen, given.all);
+    let which = Choice::new(act, given.ids, &chosen, given.all);
     let which = which.map_err(|wrong| Refusal::Wrong(wrong.into()))?;
     let visit = &call.visit();
     let found = acts::preview(visit, act, &which)?;

@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use diesel_outbox::config::Config;
+use diesel_outbox::program::ACTS;
 use http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
 
@@ -248,7 +249,7 @@ fn notice(query: &Form, config: &Config) -> Option<String> {
     let done = query.get("done")?;
     let number = |name: &str| query.get(name)?.parse::<u64>().ok();
     if let Some(changed) = number("count")
-        && let Some(notice) = super::acts::notice(done, changed, number("left").unwrap_or(0))
+        && let Some(notice) = of_act(done, changed, number("left").unwrap_or(0))
     {
         return Some(notice);
     }
@@ -286,5 +287,32 @@ fn notice(query: &Form, config: &Config) -> Option<String> {
             "Nothing was changed: the endpoint does not exist, or has no such message.".to_owned()
         }
         _ => return None,
+    })
+}
+
+/// What the last act has done, from the address that it led to.
+fn of_act(done: &str, count: u64, left: u64) -> Option<String> {
+    let mut acts = ACTS.iter().map(|act| act.words());
+    let words = acts.find(|words| words.done == done)?;
+    let rest = match left {
+        0 => String::new(),
+        left => format!(" {left} are left: repeat the act."),
+    };
+    Some(match count {
+        0 => format!(
+            "Nothing was {}: none is left, or the idempotency key is in the outbox again.{rest}",
+            words.done
+        ),
+        1 => format!(
+            "1 {} was {}. {}{rest}",
+            words.things.0, words.done, words.becomes
+        ),
+        _ => {
+            let count = words::count(i64::try_from(count).unwrap_or(i64::MAX), false);
+            format!(
+                "{count} {} were {}. {}{rest}",
+                words.things.1, words.done, words.becomes
+            )
+        }
     })
 }

@@ -3,16 +3,16 @@
 use diesel::PgConnection;
 
 use super::waiting;
-use super::{Act, Found, Performed, Preview, Which, Words};
+use super::{Choice, Found, ManyAct, Performed, Preview, Words};
 use crate::name::OutboxName;
 use crate::operate::bulk::{Bulk, cancel_all};
 use crate::operate::chosen::{Chosen, WrongChoice};
-use crate::operate::selection::Selection;
+use crate::operate::sql::selection::Selection;
 use crate::operate::waiting::cancel;
 
 pub(super) struct Cancel;
 
-impl Act for Cancel {
+impl ManyAct for Cancel {
     fn words(&self) -> &'static Words {
         &Words {
             group: "message",
@@ -32,7 +32,12 @@ impl Act for Cancel {
         chosen.of_waiting()
     }
 
-    fn preview(&self, conn: &mut PgConnection, name: &OutboxName, which: &Which) -> Found<Preview> {
+    fn preview(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        which: &Choice,
+    ) -> Found<Preview> {
         waiting::preview(conn, name, which, cancel_all)
     }
 
@@ -40,7 +45,7 @@ impl Act for Cancel {
         &self,
         conn: &mut PgConnection,
         name: &OutboxName,
-        which: &Which,
+        which: &Choice,
         bulk: Bulk<'_>,
     ) -> Found<Performed> {
         waiting::perform(conn, name, which, bulk, cancel_all, cancel)

@@ -2,7 +2,7 @@
 
 use diesel::PgConnection;
 
-use super::{ActError, Found, Performed, Preview, Which};
+use super::{ActError, Choice, Found, Performed, Preview};
 use crate::name::OutboxName;
 use crate::operate::bulk::Bulk;
 use crate::operate::dead_letters::{Change, change, dead_letters, matching_dead_letters};
@@ -55,7 +55,7 @@ pub(super) fn check_id(text: &str) -> Result<(), String> {
 fn letters(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: &Which,
+    which: &Choice,
 ) -> Found<(Vec<LetterId>, u64)> {
     // Whoever chose the messages has checked the ids.
     let ids: Vec<Id> = which.ids.iter().filter_map(|text| Id::of(text)).collect();
@@ -91,7 +91,11 @@ fn letters(
     }
 }
 
-pub(super) fn preview(conn: &mut PgConnection, name: &OutboxName, which: &Which) -> Found<Preview> {
+pub(super) fn preview(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: &Choice,
+) -> Found<Preview> {
     let as_of = now(conn)?;
     let (found, _) = letters(conn, name, &which.clone().as_of(as_of))?;
     let first = match found.first() {
@@ -114,7 +118,7 @@ pub(super) fn preview(conn: &mut PgConnection, name: &OutboxName, which: &Which)
 pub(super) fn perform(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: &Which,
+    which: &Choice,
     how: Change,
     bulk: Bulk<'_>,
 ) -> Found<Performed> {

@@ -3,14 +3,14 @@
 use diesel::PgConnection;
 
 use super::letters;
-use super::{Act, Found, Performed, Preview, Which, Words};
+use super::{Choice, Found, ManyAct, Performed, Preview, Words};
 use crate::name::OutboxName;
 use crate::operate::bulk::Bulk;
 use crate::operate::dead_letters::Change;
 
 pub(super) struct Requeue;
 
-impl Act for Requeue {
+impl ManyAct for Requeue {
     fn words(&self) -> &'static Words {
         &Words {
             group: "dead",
@@ -30,7 +30,12 @@ impl Act for Requeue {
         letters::check_id(id)
     }
 
-    fn preview(&self, conn: &mut PgConnection, name: &OutboxName, which: &Which) -> Found<Preview> {
+    fn preview(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        which: &Choice,
+    ) -> Found<Preview> {
         letters::preview(conn, name, which)
     }
 
@@ -38,7 +43,7 @@ impl Act for Requeue {
         &self,
         conn: &mut PgConnection,
         name: &OutboxName,
-        which: &Which,
+        which: &Choice,
         bulk: Bulk<'_>,
     ) -> Found<Performed> {
         letters::perform(conn, name, which, Change::Requeue, bulk)

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use diesel::PgConnection;
 
-use super::{Found, Performed, Preview, Which};
+use super::{Choice, Found, Performed, Preview};
 use crate::endpoints::sql::missed::Bulked;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::operate::bulk::Bulk;
 use crate::operate::messages::message;
-use crate::operate::selection::Selection;
 use crate::operate::sql::messages::{KeptIn, MessageRecord};
+use crate::operate::sql::selection::Selection;
 use crate::operate::sql::selection::now;
 use crate::operate::sql::why::WaitReason;
 use crate::operate::waiting::{Note, wait_reasons_of, waiting};
@@ -25,16 +25,17 @@ pub(super) const IDS: &str = "Only these messages: idempotency keys, message ids
 /// The messages of which is said what still holds them.
 const SOME: i64 = 1_000;
 
-type All =
+type ChangeAll =
     fn(&mut PgConnection, &OutboxName, &Selection, Bulk<'_>) -> Result<Bulked, DatabaseError>;
-type One = fn(&mut PgConnection, &OutboxName, &MessageRef, &Note) -> Result<Changed, DatabaseError>;
+type ChangeOne =
+    fn(&mut PgConnection, &OutboxName, &MessageRef, &Note) -> Result<Changed, DatabaseError>;
 
 /// The messages with this id, as far as they wait.
 fn of_id(
     conn: &mut PgConnection,
     name: &OutboxName,
     id: &str,
-    which: &Which,
+    which: &Choice,
 ) -> Found<Vec<MessageRecord>> {
     let mut rows = message(conn, name, &MessageKey::Text(id.to_owned()))?.rows;
     let to = which.selection.destination.as_deref();
@@ -45,8 +46,8 @@ fn of_id(
 pub(super) fn preview(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: &Which,
-    all: All,
+    which: &Choice,
+    all: ChangeAll,
 ) -> Found<Preview> {
     let as_of = now(conn)?;
     let mut first = None;
@@ -77,10 +78,10 @@ pub(super) fn preview(
 pub(super) fn perform(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: &Which,
+    which: &Choice,
     bulk: Bulk<'_>,
-    all: All,
-    one: One,
+    all: ChangeAll,
+    one: ChangeOne,
 ) -> Found<Performed> {
     if which.ids.is_empty() {
         let bulked = all(conn, name, &which.selection, bulk)?;
@@ -111,7 +112,7 @@ pub(super) fn perform(
 pub(super) fn still_held(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: &Which,
+    which: &Choice,
 ) -> Found<Vec<(String, u64)>> {
     let rows = match which.ids.is_empty() {
         true => waiting(conn, name, &which.selection, SOME)?.rows,

@@ -11,10 +11,10 @@ use crate::endpoints::sql::rows::{self as store, EndpointRow};
 use crate::endpoints::{EndpointError, Endpoints};
 use crate::engine::send::sql::pause;
 use crate::operate::bulk::{Bulk, change_all};
-use crate::operate::selection::Selection;
 use crate::operate::sql::audit::Act;
 use crate::operate::sql::dead;
 use crate::operate::sql::messages::LetterId;
+use crate::operate::sql::selection::Selection;
 use crate::operate::sql::waiting;
 use crate::operate::waiting::Note;
 
@@ -144,8 +144,13 @@ impl Endpoints<'_> {
             .destination(name.to_owned())
             .tenant_id(self.tenant);
         let (note, is_dry) = (bulk.note(), bulk.is_dry());
-        let done =
-            change_all::<EndpointError>(conn, self.name, &selection, waiting::Act::Retry, bulk)?;
+        let done = change_all::<EndpointError>(
+            conn,
+            self.name,
+            &selection,
+            waiting::WaitingChange::Retry,
+            bulk,
+        )?;
         if !is_dry {
             self.pinned(conn, |conn, outbox| {
                 if pause::close_breaker(conn, outbox, name)? {

@@ -20,7 +20,7 @@ use super::selection::selected;
 use crate::endpoints::sql::recipient::Recipient;
 use crate::endpoints::sql::removed::removed_again;
 use crate::name::OutboxName;
-use crate::operate::selection::Selection;
+use crate::operate::sql::selection::Selection;
 use crate::outbox::sql::waiting;
 use crate::schema::values::{as_micros, from_micros};
 use crate::sql::functions::{On, TimeAndSequence, all_of, coalesce, given};

@@ -18,8 +18,8 @@ use crate::engine::claim::sql::streams::{is_of, streams};
 use crate::engine::serves::routes::matches_any;
 use crate::message::Due;
 use crate::name::OutboxName;
-use crate::operate::selection::Selection;
 use crate::operate::sql::place::Place;
+use crate::operate::sql::selection::Selection;
 use crate::outbox::sql::searched::{ALL, SearchDeadline, Searched};
 use crate::outbox::sql::waiting::{self, Changed, MessageRef, PartState};
 use crate::schema::values::{as_micros, from_micros};
@@ -212,23 +212,23 @@ fn these<'a>(
 
 /// What is done to all selected messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Act {
+pub(crate) enum WaitingChange {
     /// Messages that wait after a failure become due.
     Retry,
     /// Waiting messages are cancelled.
     Cancel,
 }
 
-impl From<Act> for audit::Act {
-    fn from(act: Act) -> Self {
+impl From<WaitingChange> for audit::Act {
+    fn from(act: WaitingChange) -> Self {
         match act {
-            Act::Retry => Self::RetryMessage,
-            Act::Cancel => Self::CancelMessage,
+            WaitingChange::Retry => Self::RetryMessage,
+            WaitingChange::Cancel => Self::CancelMessage,
         }
     }
 }
 
-impl Act {
+impl WaitingChange {
     /// Whether the act changes a message. A retried message is due, so it is not found again.
     fn changes(self) -> WaitingCondition<'static> {
         let is_free = candidate::locked_by.is_null();
@@ -248,7 +248,7 @@ pub(crate) fn count(
     conn: &mut PgConnection,
     name: &OutboxName,
     selection: &Selection,
-    act: Act,
+    act: WaitingChange,
 ) -> QueryResult<i64> {
     let these = candidate::table(name.outbox())
         .filter(is_meant(selection))
@@ -263,7 +263,7 @@ pub(crate) fn change(
     conn: &mut PgConnection,
     name: &OutboxName,
     selection: &Selection,
-    act: Act,
+    act: WaitingChange,
     (after, most): (i64, usize),
     operator: &str,
 ) -> QueryResult<Option<(i64, usize)>> {
@@ -279,8 +279,8 @@ pub(crate) fn change(
         return Ok(None);
     };
     let changed = match act {
-        Act::Retry => retry(conn, name, found, operator)?,
-        Act::Cancel => waiting::cancel_waiting(conn, name, &found, Some(operator))?,
+        WaitingChange::Retry => retry(conn, name, found, operator)?,
+        WaitingChange::Cancel => waiting::cancel_waiting(conn, name, &found, Some(operator))?,
     };
     Ok(Some((last, changed)))
 }

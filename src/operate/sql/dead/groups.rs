@@ -9,7 +9,7 @@ use diesel::{PgConnection, RunQueryDsl};
 use super::{DeadCondition, is_meant};
 use crate::message::Sequence;
 use crate::name::OutboxName;
-use crate::operate::selection::Selection;
+use crate::operate::sql::selection::Selection;
 use crate::schema::rfc3339::Rfc3339;
 use crate::sql::looking::looking;
 use crate::sql::statement::unprepared;
