@@ -47,12 +47,12 @@ pub use crate::endpoints::public_error::{PUBLIC_ERRORS, TOKEN_WORDS};
 pub use crate::endpoints::sql::served::RefusedEndpoint;
 pub use crate::endpoints::sql::subscribers::Freed;
 pub use crate::engine::serves::sql::topics::KnownTopic;
+pub use crate::operate::acts::pause::{OPERATOR, PauseAnswer, Pausing, check_pause_reason};
 pub use crate::operate::acts::{ACTS, ActError, Choice, ManyAct, Performed, Preview, Words};
 pub use crate::operate::chosen::{Chosen, WrongChoice, time as parse_time};
 pub use crate::operate::counts::DepthGauges;
 pub use crate::operate::dead_letters::{
-    Change, change as change_dead_letters, dead_groups, dead_letters, dead_letters_at,
-    dead_letters_of,
+    dead_groups, dead_letters, dead_letters_at, dead_letters_of,
 };
 pub use crate::operate::depths::activity;
 pub use crate::operate::due::{DueTopic, count_due, due, work};

@@ -124,11 +124,7 @@ impl<G: Group> OfGroup<G> {
         if how.pace.dry_run || (preview.count == 0 && !which.is_by_id()) {
             return self.tell(conn, config, &which, &preview, None);
         }
-        self.ask(&which, &preview)?;
-        let which = match which.is_by_id() {
-            true => which,
-            false => which.as_of(preview.as_of),
-        };
+        let (which, preview) = self.confirmed(conn, config, which, preview)?;
         let note = how.signed.note();
         let (done, is_stopped) = perform(preview.count, &how.pace, &note, TO_CONTINUE, |bulk| {
             (act.perform(conn, table, &which, bulk)).map_err(not_done(act))
@@ -137,17 +133,45 @@ impl<G: Group> OfGroup<G> {
         if is_stopped {
             bail!("stopped by a signal; {TO_CONTINUE}");
         }
+        if which.is_by_id() && done.parts.is_empty() && done.bulked.skipped > 0 {
+            bail!("not all of them were {}", act.words().done);
+        }
         for (id, changed) in &done.parts {
             whole(act.words().done, config, id, changed)?;
         }
         Ok(())
     }
 
+    /// Asks, and asks again if more match meanwhile. What is named by its id was chosen by hand.
+    fn confirmed(
+        &self,
+        conn: &mut PgConnection,
+        config: &Config,
+        which: Choice,
+        preview: Preview,
+    ) -> Result<(Choice, Preview)> {
+        if which.is_by_id() {
+            return Ok((which, preview));
+        }
+        let which = which.counted_at(preview.counted_at);
+        if self.options.how.yes {
+            return Ok((which, preview));
+        }
+        let mut preview = preview;
+        loop {
+            self.ask(&which, &preview)?;
+            let now = self.act.preview(conn, &config.table, &which);
+            let now = now.map_err(not_done(self.act))?;
+            if now.count <= preview.count {
+                return Ok((which, preview));
+            }
+            eprintln!("diesel-outbox: more match meanwhile");
+            preview = now;
+        }
+    }
+
     fn ask(&self, which: &Choice, preview: &Preview) -> Result<()> {
         let words = self.act.words();
-        if self.options.how.yes || which.is_by_id() {
-            return Ok(());
-        }
         let question = format!(
             "{} {} ({which}){}? {} {}",
             words.name,
@@ -176,66 +200,48 @@ impl<G: Group> OfGroup<G> {
         done: Option<(&Performed, bool)>,
     ) -> Result<()> {
         let (words, how) = (self.act.words(), &self.options.how);
-        let (changed, skipped) = done.map_or((0, 0), |(done, _)| {
-            (done.bulked.changed, done.bulked.skipped)
-        });
-        let left = match done {
-            Some((_, is_stopped)) if is_stopped => preview.count.saturating_sub(changed + skipped),
-            _ => 0,
-        };
         if how.json {
-            let parts = done
-                .map(|(done, _)| done.parts.as_slice())
-                .unwrap_or_default();
-            return output::json(&json!({
-                "matched": preview.count,
-                "changed": changed,
-                "skipped": skipped,
-                "left": left,
-                "stopped": done.is_some_and(|(_, is_stopped)| is_stopped),
-                "becomes": words.becomes,
-                "undo": words.undo,
-                "messages": parts.iter().map(of_one).collect::<Vec<_>>(),
-            }));
+            return output::json(&as_json(words, preview, done));
         }
-        if how.pace.dry_run {
+        for leaves in &preview.leaves {
+            output::line(output::shown(leaves))?;
+        }
+        let Some((done, is_stopped)) = done else {
             let count = words.counted(preview.count);
-            output::line(format!("{count} would be {}{}", words.done, first(preview)))?;
-            return output::line(format!("{} {}", words.becomes, words.undo));
-        }
-        for (_, changed) in done.into_iter().flat_map(|(done, _)| &done.parts) {
-            for part in &changed.parts {
-                output::line(of_part(part, words.done))?;
+            if how.pace.dry_run {
+                output::line(format!("{count} would be {}{}", words.done, first(preview)))?;
+                return output::line(format!("{} {}", words.becomes, words.undo));
             }
+            let none = self.none(conn, config)?;
+            return output::line(format!("{} {count}{none}", words.done));
+        };
+        for part in done.parts.iter().flat_map(|(_, changed)| &changed.parts) {
+            output::line(of_part(part, words.done))?;
         }
-        if !which.is_by_id() {
-            let none = match preview.count {
-                0 => self.none(conn, config)?,
-                _ => String::new(),
+        if done.parts.is_empty() {
+            let changed = words.counted(done.bulked.changed);
+            let skipped = match done.bulked.skipped {
+                0 => String::new(),
+                skipped => format!(
+                    "; {skipped} unchanged: they are gone, their idempotency keys are in the outbox again, or another operator was faster"
+                ),
             };
-            let left = match left {
+            let left = match left(preview, (done, is_stopped)) {
                 0 => String::new(),
                 left => format!("; {left} are left"),
             };
-            let skipped = match skipped {
-                0 => String::new(),
-                skipped => format!(
-                    "; {skipped} unchanged: their idempotency keys are in the outbox again, or another operator was faster"
-                ),
-            };
-            output::line(format!(
-                "{} {}{none}{skipped}{left}",
-                words.done,
-                words.counted(changed),
-            ))?;
+            output::line(format!("{} {changed}{skipped}{left}", words.done))?;
         }
-        if done.is_some() {
-            let held = self.act.still_held(conn, &config.table, which);
-            for (reason, count) in held.map_err(not_done(self.act))? {
-                let messages = output::messages(count);
-                let reason = output::shown(&reason);
-                output::line(format!("still waiting: {messages}, {reason}"))?;
-            }
+        let held = self.act.still_held(conn, &config.table, which);
+        let held = held.map_err(not_done(self.act))?;
+        let some = match held.is_complete {
+            true => "",
+            false => "at least ",
+        };
+        for (reason, count) in held.reasons {
+            let messages = output::messages(count);
+            let reason = output::shown(&reason);
+            output::line(format!("still waiting: {some}{messages}, {reason}"))?;
         }
         Ok(())
     }
@@ -261,6 +267,30 @@ impl<G: Group> OfGroup<G> {
             ),
         })
     }
+}
+
+/// The messages that a signal has left.
+fn left(preview: &Preview, (done, is_stopped): (&Performed, bool)) -> u64 {
+    let ended = done.bulked.changed + done.bulked.skipped;
+    match is_stopped {
+        true => preview.count.saturating_sub(ended),
+        false => 0,
+    }
+}
+
+fn as_json(words: &Words, preview: &Preview, done: Option<(&Performed, bool)>) -> Value {
+    let performed = done.map(|(done, _)| done.clone()).unwrap_or_default();
+    json!({
+        "matched": preview.count,
+        "changed": performed.bulked.changed,
+        "skipped": performed.bulked.skipped,
+        "left": done.map_or(0, |done| left(preview, done)),
+        "stopped": done.is_some_and(|(_, is_stopped)| is_stopped),
+        "leaves": preview.leaves,
+        "becomes": words.becomes,
+        "undo": words.undo,
+        "messages": performed.parts.iter().map(of_one).collect::<Vec<_>>(),
+    })
 }
 
 /// The first message of a preview, in words.
@@ -296,7 +326,7 @@ fn not_done(act: &dyn ManyAct) -> impl Fn(ActError) -> anyhow::Error {
 fn of_one((id, changed): &(String, Changed)) -> Value {
     json!({
         "id": id,
-        "answer": word(changed.answer()),
+        "answer": changed.answer().as_str(),
         "complete": changed.is_complete,
         "parts": changed.parts.iter().map(part_json).collect::<Vec<_>>(),
     })
@@ -327,19 +357,6 @@ pub(crate) fn part_json(part: &Part) -> Value {
         _ => "dead",
     };
     json!({ "sequence": part.sequence.0, "destination": part.destination, "state": state })
-}
-
-pub(crate) fn word(answer: Answer) -> &'static str {
-    match answer {
-        Answer::Done => "done",
-        Answer::Partly => "partly",
-        Answer::InFlight => "in_flight",
-        Answer::Delivered => "delivered",
-        Answer::Cancelled => "cancelled",
-        Answer::Dead => "dead",
-        Answer::Ambiguous => "ambiguous",
-        _ => "unknown",
-    }
 }
 
 /// Fails unless the whole message was changed.

@@ -45,9 +45,13 @@ impl SignedWithWhy {
 
 impl Who {
     pub(crate) fn note(&self, why: &str) -> Note {
+        Note::new(&self.name(), why)
+    }
+
+    pub(crate) fn name(&self) -> String {
         let of = |variable| std::env::var(variable).ok();
         let user = || of("USER").or_else(|| of("LOGNAME"));
         let who = self.who.clone().or_else(user);
-        Note::new(&who.unwrap_or_else(|| "an operator".to_owned()), why)
+        who.unwrap_or_else(|| "an operator".to_owned())
     }
 }

@@ -65,8 +65,8 @@ pub(crate) struct Route<S: 'static, V: 'static> {
     pub(crate) query: &'static [&'static str],
     /// Whether the answer is a page of a list.
     pub(crate) is_list: bool,
-    /// Whether the act sends a request to an endpoint, which no transaction undoes, or is a customer's and works on many messages. Done again, it
-    /// does no harm.
+    /// Whether the act is more than one transaction: it sends a request to an endpoint, or works on many messages. If the process
+    /// fails before the answer is kept, the act is done again, on what matches then.
     pub(crate) lasts: bool,
     pub(crate) status: StatusCode,
     pub(crate) input: Option<fn(&mut SchemaGenerator) -> Schema>,

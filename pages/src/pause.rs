@@ -7,24 +7,10 @@ use std::time::{Duration, SystemTime};
 use diesel_outbox::admin::{Pausable, Pause};
 use diesel_outbox::config::{Config, LedgerPayload};
 use diesel_outbox::endpoints::{Endpoint, EndpointState, Hand};
+use diesel_outbox::program::OPERATOR;
 
-/// The default reason.
-pub const OPERATOR: &str = "OPERATOR";
 /// The reason by which relays recognise a pause of the circuit breaker.
 const RESERVED: &str = "BREAKER_OPEN";
-/// The most bytes of a reason.
-const LONGEST_REASON: usize = 200;
-
-/// Returns what is wrong with a reason.
-pub fn check_reason(reason: &str) -> Result<(), String> {
-    if reason.is_empty() || reason.len() > LONGEST_REASON {
-        return Err(format!("must have 1 to {LONGEST_REASON} bytes"));
-    }
-    match reason == RESERVED {
-        true => Err("is reserved for relays: give another reason".to_owned()),
-        false => Ok(()),
-    }
-}
 
 /// The pauses of a destination or topic: one of each hand.
 pub fn of<'a>(pauses: &'a [Pause], kind: Pausable, name: &str) -> impl Iterator<Item = &'a Pause> {

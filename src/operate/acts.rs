@@ -5,6 +5,7 @@
 mod cancel;
 mod discard;
 mod letters;
+pub(crate) mod pause;
 mod requeue;
 mod retry;
 mod waiting;
@@ -23,13 +24,16 @@ use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::outbox::sql::waiting::Changed;
 
-/// ChangeAll acts on many messages.
+/// All acts on many messages.
 pub static ACTS: &[&dyn ManyAct] = &[
     &requeue::Requeue,
     &discard::Discard,
     &retry::Retry,
     &cancel::Cancel,
 ];
+
+/// The most messages that are named by ids at once.
+const MOST_IDS: usize = 1_000;
 
 /// An act on the messages that are chosen.
 pub trait ManyAct: Sync {
@@ -81,8 +85,8 @@ pub trait ManyAct: Sync {
         _conn: &mut PgConnection,
         _name: &OutboxName,
         _which: &Choice,
-    ) -> Found<Vec<(String, u64)>> {
-        Ok(Vec::new())
+    ) -> Found<StillHeld> {
+        Ok(StillHeld::default())
     }
 }
 
@@ -156,6 +160,13 @@ impl Choice {
                     .to_owned(),
             );
         }
+        if ids.len() > MOST_IDS {
+            return wrong("ids", format!("at most {MOST_IDS} ids at once"));
+        }
+        // A variable of a script that is empty.
+        if chosen.destination() == Some("") {
+            return wrong("destination", "is empty".to_owned());
+        }
         match (all, ids.is_empty() && chosen.is_empty()) {
             (false, true) => wrong(
                 "all",
@@ -171,9 +182,12 @@ impl Choice {
 
     /// Only what was there at this time, as a [`Preview`] has it.
     #[must_use]
-    pub fn as_of(mut self, time: SystemTime) -> Self {
-        let earliest = self.selection.as_of.map_or(time, |before| before.min(time));
-        self.selection = self.selection.as_of(earliest);
+    pub fn counted_at(mut self, time: SystemTime) -> Self {
+        let earliest = self
+            .selection
+            .counted_at
+            .map_or(time, |before| before.min(time));
+        self.selection = self.selection.counted_at(earliest);
         self
     }
 
@@ -211,7 +225,16 @@ pub struct Preview {
     /// What it would leave although it was chosen, and why.
     pub leaves: Vec<String>,
     /// When the messages were counted. What comes later was not counted.
-    pub as_of: SystemTime,
+    pub counted_at: SystemTime,
+}
+
+/// What still holds messages.
+#[derive(Debug, Clone, Default)]
+pub struct StillHeld {
+    /// Each reason, and how many messages it holds.
+    pub reasons: Vec<(String, u64)>,
+    /// `false`: there may be more.
+    pub is_complete: bool,
 }
 
 /// What an act has done.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use diesel::PgConnection;
 
-use super::sql::selection::{Selection, Several};
+use super::sql::selection::Selection;
 use super::sql::waiting::{self, WaitingChange};
 use super::waiting::Note;
 use crate::endpoints::sql::missed::Bulked;
@@ -235,10 +235,7 @@ pub(crate) fn change_all<E: From<diesel::result::Error>>(
     act: WaitingChange,
     mut bulk: Bulk<'_>,
 ) -> Result<Bulked, E> {
-    let several = match act {
-        WaitingChange::Retry => Several::Selected,
-        WaitingChange::Cancel => Several::Left,
-    };
+    let several = act.several();
     if bulk.is_dry() {
         let count = pinned(conn, name, |conn, name| {
             let selection = selection.with_routed(conn, name, several)?;
@@ -252,13 +249,17 @@ pub(crate) fn change_all<E: From<diesel::result::Error>>(
             selection.with_routed(conn, name, several)
         })
     })?;
+    let target = match selection.is_everything() {
+        true => "all".to_owned(),
+        false => selection.to_string(),
+    };
     let (note, mut after) = (bulk.note(), i64::MIN);
     // The end is what the totals say, whoever ended the steps.
     let _ = bulk.steps(conn, |conn, most| {
         let step = pinned(conn, name, |conn, name| {
             let step = waiting::change(conn, name, selection, act, (after, most), note.as_str())?;
             if let Some((_, 1..)) = step {
-                note.audit(conn, name, act.into(), &selection.to_string())?;
+                note.audit(conn, name, act.into(), &target)?;
             }
             Ok::<_, E>(step)
         })?;

@@ -161,7 +161,7 @@ pub fn discard(
 
 /// What an operator does with dead letters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub(crate) enum Change {
     /// As by [`requeue`].
     Requeue,
     /// As by [`discard`].
@@ -172,7 +172,7 @@ pub enum Change {
 ///
 /// # Errors
 /// A [`DatabaseError`]; completed steps stay.
-pub fn change(
+pub(crate) fn change(
     conn: &mut PgConnection,
     name: &OutboxName,
     letters: &[LetterId],

@@ -32,7 +32,11 @@ fn page(database: &Database, act: &dyn ManyAct, topic: &str) -> i64 {
         let (_, rest) = asked.body.split_once(&begin).expect("a field");
         rest.split_once('"').expect("its end").0
     };
-    let sure = format!("{all}&sure={}&as_of={}", field("sure"), field("as_of"));
+    let sure = format!(
+        "{all}&sure={}&counted_at={}",
+        field("sure"),
+        field("counted_at")
+    );
     let done = page.post(path, "", &sure);
     let next = done.header("location").expect("a redirect");
     let (_, count) = next.split_once("count=").expect("a count");
@@ -150,4 +154,90 @@ fn each_act_says_what_it_would_do_and_refuses_an_empty_choice() {
         }
     }
     assert_eq!(traces(&database), before);
+}
+
+/// R71: what was named by its id, and is not changed, is an error.
+#[test]
+fn a_dead_letter_that_stays_is_reported() {
+    let database = Database::new();
+    fill(&database);
+    let refused = finish(database.binary(&["dead", "requeue", "--", "-3"])).code(1);
+    assert!(
+        refused
+            .stdout
+            .contains("requeued 0 dead letters; 1 unchanged"),
+        "{}",
+        refused.stdout
+    );
+    let done = finish(database.binary(&["dead", "requeue", "--", "-1"])).code(0);
+    assert_eq!(done.stdout, "requeued 1 dead letter\n");
+}
+
+/// R67: a variable of a script that is empty chooses nothing, instead of more.
+#[test]
+fn an_empty_condition_is_refused() {
+    let database = Database::new();
+    fill(&database);
+    let before = traces(&database);
+    let page = Page::start(database.binary(&["admin"]));
+    for act in ACTS {
+        let words = act.words();
+        for name in ["topic", "destination", "key"] {
+            let option = format!("--{name}=");
+            let command = [
+                words.group,
+                words.name,
+                &option,
+                "--since",
+                "9999d",
+                "--yes",
+            ];
+            finish(database.binary(&command)).code(2);
+            let path = format!("{}?since=9999d&{name}=", words.path);
+            let problem = page.json(&path, &json!({}));
+            assert_eq!(
+                (&problem["status"], &problem["field"]),
+                (&json!(422), &json!(name))
+            );
+        }
+    }
+    assert_eq!(traces(&database), before);
+}
+
+/// R71: each named message is told, and the first of many is one that the act changes.
+#[test]
+fn each_message_that_an_id_names_is_reported() {
+    let database = Database::new();
+    fill(&database);
+    let page = Page::start(database.binary(&["admin"]));
+    let found = page.json(
+        "/messages/retry?topic=order.late",
+        &json!({ "dry_run": true }),
+    );
+    let failed = database.number("SELECT sequence FROM {o} WHERE idempotency_key = 'b'");
+    assert_eq!(
+        (&found["matched"], &found["first"]),
+        (&json!(1), &json!(failed))
+    );
+    let done = page.json("/messages/cancel", &json!({ "ids": ["a", "nobody"] }));
+    assert_eq!((&done["changed"], &done["skipped"]), (&json!(1), &json!(1)));
+    let told = json!([{ "id": "a", "answer": "done" }, { "id": "nobody", "answer": "unknown" }]);
+    assert_eq!(done["messages"], told);
+}
+
+/// R67: the page of dead letters carries out an act on all that its search and its filter find.
+#[test]
+fn all_that_a_search_finds_are_changed() {
+    let database = Database::new();
+    fill(&database);
+    let page = Page::start(database.binary(&["admin"]));
+    // A field that the list does not have changes no list.
+    assert!(page.get("/dead?status=pending").body.contains("order.paid"));
+    let token = page.get("/dead").form_token();
+    let all = format!("form_token={token}&q=x&reason=REJECTED&all=yes");
+    let asked = page.post("/dead/requeue", "", &all);
+    assert!(
+        asked.status == 303 || asked.body.contains("Requeue 1 dead letter?"),
+        "{asked:?}"
+    );
 }

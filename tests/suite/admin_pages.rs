@@ -207,7 +207,7 @@ fn nothing_is_discarded_before_somebody_has_said_yes_to_how_much() {
     assert!(requeue.body.contains("Requeue 60 dead letters?"));
     let (_, before) = all
         .body
-        .split_once("name=\"as_of\" value=\"")
+        .split_once("name=\"counted_at\" value=\"")
         .expect("a hidden field");
     let (before, _) = before.split_once('"').expect("a time");
     // Meanwhile one dead letter is gone and others are new. One of the new ones was not part of the question, and one
@@ -215,7 +215,7 @@ fn nothing_is_discarded_before_somebody_has_said_yes_to_how_much() {
     database.execute("DELETE FROM {o}_dead WHERE sequence = 60");
     bury(&database, "order.paid", 0, 1);
     database.execute("UPDATE {o}_dead SET dead_lettered_at = now() WHERE sequence = 0");
-    let yes = format!("all=yes&topic=order.paid&as_of={before}&sure");
+    let yes = format!("all=yes&topic=order.paid&counted_at={before}&sure");
     bury(&database, "order.paid", 61, 2);
     let more = send(&page, "/dead/discard", &format!("{yes}=60"));
     assert_eq!(more.status, 200);

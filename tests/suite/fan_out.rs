@@ -104,7 +104,7 @@ fn dead_letters_of_one_destination_are_requeued_by_its_name() {
     let listed = finish(database.binary(&arguments)).code(0).json();
     assert_eq!(listed.as_array().map(Vec::len), Some(1));
     assert_eq!(listed[0]["destination"], "audit");
-    finish(database.binary(&["dead", "requeue", "--destination", "audit"])).code(0);
+    finish(database.binary(&["dead", "requeue", "--destination", "audit", "--yes"])).code(0);
     assert_eq!(
         database.text("SELECT string_agg(destination, ',') FROM {o}"),
         Some("audit".to_owned())

@@ -221,7 +221,7 @@ pub(super) fn settle(conn: &mut PgConnection, config: &Config, options: &Settle)
 fn tell(config: &Config, which: &Which, changed: &Changed, done: &str) -> Result<()> {
     if which.json {
         output::json(&json!({
-            "answer": act::word(changed.answer()),
+            "answer": changed.answer().as_str(),
             "complete": changed.is_complete,
             "parts": changed.parts.iter().map(act::part_json).collect::<Vec<_>>(),
         }))?;

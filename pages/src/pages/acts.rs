@@ -89,7 +89,7 @@ pub(super) fn perform(
 }
 
 /// An id that names nothing is the visitor's mistake, not the database's.
-fn unknown_aside<T>(
+pub(super) fn unknown_aside<T>(
     found: Result<T, ActError>,
 ) -> Result<Result<T, String>, diesel_outbox::DatabaseError> {
     match found {
@@ -113,7 +113,7 @@ struct Sent<'a> {
     which: Choice,
     /// How many messages the visitor has confirmed, and when they were counted.
     sure: Option<u64>,
-    as_of: Option<SystemTime>,
+    counted_at: Option<SystemTime>,
 }
 
 /// The list that the act changes, and the fields of its filter.
@@ -134,15 +134,15 @@ pub(super) fn answer(visit: &Visit<'_>) -> Result<Response, Refusal> {
         return Ok(Response::see_other(&nothing));
     };
     let number = |name| visit.get(name).parse::<u64>().ok();
-    let as_of =
-        number("as_of").map(|micros| SystemTime::UNIX_EPOCH + Duration::from_micros(micros));
+    let counted_at =
+        number("counted_at").map(|micros| SystemTime::UNIX_EPOCH + Duration::from_micros(micros));
     let sent = Sent {
         visit,
         act,
         asked,
         which,
         sure: number("sure"),
-        as_of,
+        counted_at,
     };
     sent.answer()
 }
@@ -170,6 +170,8 @@ fn which(
             if ids.is_empty() {
                 return Ok(None);
             }
+            // They were found with the other conditions.
+            chosen = Chosen::default();
         }
     } else if ids.is_empty() {
         return Ok(None);
@@ -186,8 +188,8 @@ impl Sent<'_> {
         // Selected by hand: only what is lost for good is asked for.
         let is_asked = words.ends || !self.which.is_by_id();
         let which = self.which.clone();
-        let which = match self.as_of {
-            Some(as_of) => which.as_of(as_of),
+        let which = match self.counted_at {
+            Some(counted_at) => which.counted_at(counted_at),
             None => which,
         };
         let found = preview(visit, act, &which)?;
@@ -198,7 +200,7 @@ impl Sent<'_> {
         if !is_sure {
             return Ok(self.question(&found));
         }
-        let which = which.as_of(found.as_of);
+        let which = which.counted_at(found.counted_at);
         let done = perform(visit, act, &which, &found, visit.get("why"))?;
         Ok(Response::see_other(&self.next(&done)))
     }
@@ -210,17 +212,21 @@ impl Sent<'_> {
         let count = i64::try_from(found.count).unwrap_or(i64::MAX);
         let things = words::counted(count, words.things.0, words.things.1);
         let title = format!("{verb} {things}?");
-        let as_of = found.as_of.duration_since(SystemTime::UNIX_EPOCH);
-        let as_of = as_of.unwrap_or_default().as_micros().to_string();
+        let counted_at = found.counted_at.duration_since(SystemTime::UNIX_EPOCH);
+        let counted_at = counted_at.unwrap_or_default().as_micros().to_string();
         let sure = found.count.to_string();
-        let given: Vec<(&str, &str)> = ["message", "why", "all"]
+        let given: Vec<(&str, &str)> = ["message", "all"]
             .into_iter()
             .filter_map(|name| Some((name, visit.form.get(name)?)))
             .collect();
         let form = html! {
             (self.asked.hidden())
             (hidden(&given))
+            @if !visit.get("why").is_empty() { (hidden(&[("why", visit.get("why"))])) }
             @for letter in visit.form.all("letter") { input type="hidden" name="letter" value=(letter); }
+            @if count > 0 && visit.get("why").is_empty() {
+                label.field { "Why" input name="why" maxlength="400"; }
+            }
             @if count > 0 { button.danger[words.ends].sure[words.ends] { (verb) " " (things) } }
             a.button.second href=(self.back()) { "No, go back" }
         };
@@ -230,8 +236,9 @@ impl Sent<'_> {
                 p { "The first: " strong { "#" (first.sequence) } " " (first.topic) "." }
             }
             @if self.sure.is_some() { p.refused { "More match than you confirmed." } }
+            @for leaves in &found.leaves { p { (leaves) "." } }
             p { (words.becomes) " " (words::with_code(words.undo)) }
-            (act(visit.guest, words.path, &[("sure", &sure), ("as_of", &as_of)], &form))
+            (act(visit.guest, words.path, &[("sure", &sure), ("counted_at", &counted_at)], &form))
         };
         visit.page(&title).answer(&dialog(&title, &content))
     }

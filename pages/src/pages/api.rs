@@ -12,7 +12,7 @@ use diesel_outbox::program::{
     self, ACTS, BlockedKey, Choice, Chosen, HistoryEntry, KnownTopic, LeaseRow, LiveTopic, ManyAct,
     MessageRecord, OperatorAct,
 };
-use diesel_outbox::{Answer, MessageRef, Sequence};
+use diesel_outbox::{Answer, Changed, MessageRef, Sequence};
 use http::{Method, StatusCode};
 use schemars::JsonSchema;
 use secrecy::ExposeSecret;
@@ -86,7 +86,7 @@ static ROUTES: LazyLock<Vec<Route<Site, Guest>>> = LazyLock::new(|| {
         route!(GET "/dead", Look, "Dead letters, latest first.", list_dead => Listed<DeadLetter>, query: dead::NAMES, is_list: true),
         route!(GET "/dead/{letter}", Look, "A dead letter, by `id`.", get_dead => DeadLetter),
         route!(GET "/pauses", Look, "Paused destinations and topics.", list_pauses => Listed<Paused>),
-        route!(POST "/pauses", Act, "Pause a destination or a topic.", pause <- Pausing => Done, status: StatusCode::CREATED),
+        route!(POST "/pauses", Act, "Pause a destination or a topic.", pause <- PauseAsked => PauseTold, status: StatusCode::CREATED),
         route!(DELETE "/pauses/{kind}/{name}", Act, "End a pause.", resume <- Nothing => Done),
         route!(GET "/depths", Look, "Numbers of waiting messages, by topic and destination.", list_depths => Listed<Lane>),
         route!(GET "/depths/dead", Look, "Numbers of dead letters, by topic and destination.", list_dead_depths => Listed<Dead>),
@@ -593,12 +593,31 @@ struct ManyDone {
     left: u64,
     /// The sequence of the first message.
     first: Option<i64>,
+    /// What was chosen, and stays, and why.
+    leaves: Vec<String>,
     /// What becomes of the messages.
     becomes: &'static str,
     undo: &'static str,
+    /// Of waiting messages that were named by ids: what became of each.
+    messages: Vec<NamedMessage>,
 }
 
-/// Choice row of the message.
+#[derive(Serialize, JsonSchema)]
+struct NamedMessage {
+    id: String,
+    /// `done`, `partly`, `in_flight`, `delivered`, `cancelled`, `dead`, `ambiguous` or `unknown`.
+    answer: &'static str,
+}
+
+impl NamedMessage {
+    fn of((id, changed): &(String, Changed)) -> Self {
+        let answer = changed.answer().as_str();
+        let id = id.clone();
+        Self { id, answer }
+    }
+}
+
+/// Which row of the message.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct One {
@@ -638,7 +657,7 @@ enum Outcome {
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Pausing {
+struct PauseAsked {
     /// `destination` or `topic`.
     kind: String,
     name: String,
@@ -646,6 +665,19 @@ struct Pausing {
     reason: String,
     /// A duration such as `2h`; absent: until resumed.
     r#for: Option<String>,
+    /// Also a destination that neither the settings nor a relay, an endpoint or a waiting message names.
+    #[serde(default)]
+    force: bool,
+}
+
+/// The pause that holds now.
+#[derive(Serialize, JsonSchema)]
+struct PauseTold {
+    /// `false`: a pause at least as long was there, and stays.
+    changed: bool,
+    /// `true`: nobody knows this name, so it may be misspelt.
+    unknown: bool,
+    pause: Paused,
 }
 
 fn openapi(call: &Call<'_>) -> Found<Json> {
@@ -889,6 +921,14 @@ fn many(act: &'static dyn ManyAct) -> Route<Site, Guest> {
 }
 
 fn act_on_many(call: &Call<'_>, act: &'static dyn ManyAct, given: Many) -> Found<ManyDone> {
+    // A variable of a script that is empty would choose more.
+    let is_empty = |name: &&&str| {
+        let mut given = call.request.query.all(name);
+        given.any(|value| value.trim().is_empty())
+    };
+    if let Some(name) = Chosen::NAMES.iter().find(is_empty) {
+        return Err(Problem::invalid("is empty").of_field(*name));
+    }
     let chosen = Chosen::of(|name| call.request.query.get(name));
     let which = Choice::new(act, given.ids, &chosen, given.all);
     let which = which.map_err(|wrong| Refusal::Wrong(wrong.into()))?;
@@ -901,15 +941,18 @@ fn act_on_many(call: &Call<'_>, act: &'static dyn ManyAct, given: Many) -> Found
         skipped: 0,
         left: 0,
         first: found.first.as_ref().map(|first| first.sequence.0),
+        leaves: found.leaves.clone(),
         becomes: words.becomes,
         undo: words.undo,
+        messages: Vec::new(),
     };
     if !given.dry_run {
-        let which = which.as_of(found.as_of);
+        let which = which.counted_at(found.counted_at);
         let done = acts::perform(visit, act, &which, &found, &given.why)?;
         let bulked = done.performed.bulked;
         (answer.changed, answer.skipped) = (bulked.changed, bulked.skipped);
         answer.left = done.left;
+        answer.messages = done.performed.parts.iter().map(NamedMessage::of).collect();
     }
     Ok(answer)
 }
@@ -919,11 +962,15 @@ fn list_pauses(call: &Call<'_>) -> Found<Listed<Paused>> {
     Ok(Listed::new(&glance.pauses, Paused::of, None))
 }
 
-fn pause(call: &Call<'_>, given: Pausing) -> Found<Done> {
+fn pause(call: &Call<'_>, given: PauseAsked) -> Found<PauseTold> {
     let which = pauses::Which::named(&given.kind, &given.name).map_err(Problem::invalid)?;
     let time = given.r#for.as_deref();
-    which.pause(&call.visit(), &given.reason, time)?;
-    Ok(DONE)
+    let answer = which.pause(&call.visit(), &given.reason, time, given.force)?;
+    Ok(PauseTold {
+        changed: answer.has_changed,
+        unknown: answer.is_unknown,
+        pause: Paused::of(&answer.pause),
+    })
 }
 
 fn resume(call: &Call<'_>, _: Nothing) -> Found<Done> {

@@ -78,7 +78,8 @@ impl<'a> Asked<'a> {
     }
 
     fn chosen(&self) -> Chosen {
-        Chosen::of(|name| self.form.get(name))
+        let own = |name: &str| self.names.contains(&name);
+        Chosen::of(|name| self.form.get(name).filter(|_| own(name)))
     }
 
     pub(super) fn pairs(&self) -> Vec<(&'static str, &'a str)> {

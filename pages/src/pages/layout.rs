@@ -255,6 +255,9 @@ fn notice(query: &Form, config: &Config) -> Option<String> {
     }
     Some(match (done, count) {
         ("paused", _) => "Paused. Relays notice within a second.".to_owned(),
+        ("paused_longer", _) => {
+            "Nothing was changed: a pause at least as long was there, and stays. To replace it, resume first.".to_owned()
+        }
         ("resumed", 0) => "Nothing to resume: the pause has already ended.".to_owned(),
         ("resumed", _) => "Resumed. If another pause is left, it is shown below.".to_owned(),
         ("cancelled", _) => {

@@ -3,17 +3,15 @@
 use std::time::Duration;
 
 use diesel_outbox::admin::{self, Note, Pausable};
-use diesel_outbox::program::{self, Act};
+use diesel_outbox::program::{self, Act, PauseAnswer, Pausing};
 
 use uuid::Uuid;
 
+use super::acts::unknown_aside;
 use super::{Refusal, Visit};
 use crate::AUDIT;
-use crate::pause::{OPERATOR, check_reason};
 use crate::request::Form;
 use crate::response::Response;
-
-const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// The destination or topic to pause or resume.
 pub(super) struct Which {
@@ -42,32 +40,33 @@ impl Which {
         }
     }
 
-    /// Pauses for a time such as `2h`, or until resumed.
+    /// Pauses for a time such as `2h`, or until resumed. `is_forced`: also a destination that nobody knows.
     pub(super) fn pause(
         &self,
         visit: &Visit<'_>,
         reason: &str,
         time: Option<&str>,
-    ) -> Result<(), Refusal> {
-        let duration = duration(time).map_err(Refusal::Invalid)?;
-        let reason = match reason.trim() {
-            "" => OPERATOR,
-            given => given,
-        };
-        check_reason(reason).map_err(|why| Refusal::Invalid(format!("The reason {why}.")))?;
-        let (kind, name) = (self.kind, self.name.as_str());
-        let note = Note::new(&visit.guest.who, reason);
-        visit.run(&visit.site.changes, |conn, outbox| {
-            program::audited(conn, outbox, &note, Act::Pause, name, |conn| {
-                admin::pause(conn, outbox, kind, name, reason, duration).map(|()| true)
-            })
+        is_forced: bool,
+    ) -> Result<PauseAnswer, Refusal> {
+        let lasts = duration(time).map_err(Refusal::Invalid)?;
+        let reason = Some(reason.trim()).filter(|reason| !reason.is_empty());
+        let pausing = Pausing::new(self.kind, &self.name, reason, lasts, is_forced);
+        let pausing = pausing.map_err(|wrong| Refusal::Wrong(wrong.into()))?;
+        let configured = program::all_destinations(&visit.site.config);
+        let answer = visit.run(&visit.site.changes, |conn, outbox| {
+            let names = configured.into_iter().map(|one| one.name);
+            unknown_aside(pausing.perform(conn, outbox, names, &visit.guest.who))
         })?;
-        let time = duration.map_or("until resumed".to_owned(), |time| {
-            humantime::format_duration(time).to_string()
-        });
-        let (kind, name, reason) = (kind.as_str(), name.to_owned(), reason.to_owned());
-        visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_pause", who = who, peer:% = peer, kind = kind, name = name, reason = reason, how_long = time; "{who:?} paused the {kind} {name:?}"));
-        Ok(())
+        let answer = answer.map_err(Refusal::Invalid)?;
+        if answer.has_changed {
+            let time = lasts.map_or("until resumed".to_owned(), |time| {
+                humantime::format_duration(time).to_string()
+            });
+            let (kind, name) = (self.kind.as_str(), self.name.clone());
+            let reason = answer.pause.reason.clone();
+            visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_pause", who = who, peer:% = peer, kind = kind, name = name, reason = reason, how_long = time; "{who:?} paused the {kind} {name:?}"));
+        }
+        Ok(answer)
     }
 
     /// `false`: this was not paused.
@@ -87,8 +86,12 @@ impl Which {
 
 pub(super) fn pause(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let which = Which::of(visit.form).map_err(Refusal::Invalid)?;
-    which.pause(visit, visit.get("reason"), visit.form.get("for"))?;
-    Ok(Response::see_other("/?done=paused"))
+    // The form stands beside a destination or topic that the page knows.
+    let answer = which.pause(visit, visit.get("reason"), visit.form.get("for"), true)?;
+    Ok(Response::see_other(match answer.has_changed {
+        true => "/?done=paused",
+        false => "/?done=paused_longer",
+    }))
 }
 
 pub(super) fn resume(visit: &Visit<'_>) -> Result<Response, Refusal> {
@@ -105,9 +108,6 @@ fn duration(text: Option<&str>) -> Result<Option<Duration>, String> {
         return Ok(None);
     };
     match humantime::parse_duration(text) {
-        Ok(time) if time > LONGEST => Err(format!(
-            "{text:?} is longer than a year: leave the duration empty to pause until resumed"
-        )),
         Ok(time) => Ok(Some(time)),
         Err(error) => Err(format!(
             "{text:?} is not a duration such as 10min or 2h: {error}"

@@ -9,7 +9,7 @@ use diesel_outbox::endpoints::{
     DeliveryCount, DeliveryFilter, Endpoint, EndpointAnswer, EndpointError, EndpointFilter,
     EndpointState, Hand, Recover, TestAnswer,
 };
-use diesel_outbox::program::{self, Act, Cost};
+use diesel_outbox::program::{self, Act, Cost, check_pause_reason};
 use http::StatusCode;
 use maud::{Markup, html};
 use schemars::JsonSchema;
@@ -28,7 +28,7 @@ use crate::pages::sparkline::curve;
 use crate::pages::table::{Column, Kind, table};
 use crate::pages::words::shortened;
 use crate::pages::{link, next_page};
-use crate::pause::{check_reason, kept_for};
+use crate::pause::kept_for;
 use crate::response::Response;
 use crate::text::{with_user_of, without_user};
 
@@ -844,7 +844,7 @@ pub(super) fn hold(own: Own<'_>, name: &str, lasts: &str, reason: &str) -> Resul
         "" => BY_OWNER,
         given => given,
     };
-    if check_reason(reason).is_err() {
+    if check_pause_reason(reason).is_err() {
         return Err(Refusal::Wrong("reason", |words| words.invalid_value));
     }
     own.change(Act::Pause, name, Cost::Change, |conn, own| {

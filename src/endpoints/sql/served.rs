@@ -258,6 +258,11 @@ impl Served {
         only
     }
 
+    /// Whether all active relays could be read.
+    pub(crate) fn is_certain(&self) -> bool {
+        self.is_certain
+    }
+
     /// Whether a route of an active relay sends messages that have this topic and name no destination there.
     pub(crate) fn is_routed_to(&self, topic: &str, destination: &str) -> bool {
         let names = self.relays.iter().filter_map(|one| one.routes.names(topic));

@@ -8,6 +8,7 @@ use crate::name::OutboxName;
 use crate::operate::bulk::{Bulk, cancel_all};
 use crate::operate::chosen::{Chosen, WrongChoice};
 use crate::operate::sql::selection::Selection;
+use crate::operate::sql::waiting::WaitingChange;
 use crate::operate::waiting::cancel;
 
 pub(super) struct Cancel;
@@ -21,7 +22,7 @@ impl ManyAct for Cancel {
             things: waiting::THINGS,
             path: "/messages/cancel",
             about: "Cancel waiting messages: they are neither sent nor dead-lettered",
-            becomes: "They end unsent, and their payloads are deleted. The ledger records them as dead, with the reason CANCELLED. With a destination, messages that others get, too, stay.",
+            becomes: "They are not sent any more, their payloads are deleted, and their ordering keys continue without them. The ledger records them as dead, with the reason CANCELLED. With a destination, messages that others get, too, stay.",
             undo: "It cannot be undone: the application must enqueue the messages again.",
             ends: true,
             ids: waiting::IDS,
@@ -38,7 +39,7 @@ impl ManyAct for Cancel {
         name: &OutboxName,
         which: &Choice,
     ) -> Found<Preview> {
-        waiting::preview(conn, name, which, cancel_all)
+        waiting::preview(conn, name, which, WaitingChange::Cancel)
     }
 
     fn perform(

@@ -19,7 +19,7 @@ impl ManyAct for Discard {
             things: letters::THINGS,
             path: "/dead/discard",
             about: "Delete dead letters permanently",
-            becomes: "They are deleted permanently, with their payloads. The ledger still records them as dead.",
+            becomes: "They are deleted permanently, with their payloads, and the ordering keys that they block are free. The ledger still records them as dead.",
             undo: "It cannot be undone.",
             ends: true,
             ids: letters::IDS,

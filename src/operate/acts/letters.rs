@@ -96,8 +96,8 @@ pub(super) fn preview(
     name: &OutboxName,
     which: &Choice,
 ) -> Found<Preview> {
-    let as_of = now(conn)?;
-    let (found, _) = letters(conn, name, &which.clone().as_of(as_of))?;
+    let counted_at = now(conn)?;
+    let (found, _) = letters(conn, name, &which.clone().counted_at(counted_at))?;
     let first = match found.first() {
         Some(first) => {
             let one = which.selection.clone().sequences(vec![first.sequence.0]);
@@ -111,7 +111,7 @@ pub(super) fn preview(
         count: found.len() as u64,
         first,
         leaves: Vec::new(),
-        as_of,
+        counted_at,
     })
 }
 

@@ -19,8 +19,8 @@ impl ManyAct for Requeue {
             things: letters::THINGS,
             path: "/dead/requeue",
             about: "Requeue dead letters: due at once, attempts reset",
-            becomes: "They become due at once, with attempts reset. A dead letter stays if its idempotency key is in the outbox again.",
-            undo: "`message cancel` stops a requeued message that was not sent yet.",
+            becomes: "They become due at once, with attempts reset, without an expiry that has passed. A dead letter stays if its idempotency key is in the outbox again, and ends for good if its endpoint was removed.",
+            undo: "It cannot be undone. `message cancel` ends one that was not sent yet for good.",
             ends: false,
             ids: letters::IDS,
         }

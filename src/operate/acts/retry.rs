@@ -3,11 +3,12 @@
 use diesel::PgConnection;
 
 use super::waiting;
-use super::{Choice, Found, ManyAct, Performed, Preview, Words};
+use super::{Choice, Found, ManyAct, Performed, Preview, StillHeld, Words};
 use crate::name::OutboxName;
 use crate::operate::bulk::{Bulk, retry_all};
 use crate::operate::chosen::{Chosen, WrongChoice};
 use crate::operate::sql::selection::Selection;
+use crate::operate::sql::waiting::WaitingChange;
 use crate::operate::waiting::retry;
 
 pub(super) struct Retry;
@@ -38,7 +39,7 @@ impl ManyAct for Retry {
         name: &OutboxName,
         which: &Choice,
     ) -> Found<Preview> {
-        waiting::preview(conn, name, which, retry_all)
+        waiting::preview(conn, name, which, WaitingChange::Retry)
     }
 
     fn perform(
@@ -56,7 +57,7 @@ impl ManyAct for Retry {
         conn: &mut PgConnection,
         name: &OutboxName,
         which: &Choice,
-    ) -> Found<Vec<(String, u64)>> {
+    ) -> Found<StillHeld> {
         waiting::still_held(conn, name, which)
     }
 }

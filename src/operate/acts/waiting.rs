@@ -1,10 +1,11 @@
 //! What acts on waiting messages share.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use diesel::PgConnection;
 
-use super::{Choice, Found, Performed, Preview};
+use super::{ActError, Choice, Found, Performed, Preview, StillHeld};
 use crate::endpoints::sql::missed::Bulked;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
@@ -13,10 +14,12 @@ use crate::operate::messages::message;
 use crate::operate::sql::messages::{KeptIn, MessageRecord};
 use crate::operate::sql::selection::Selection;
 use crate::operate::sql::selection::now;
+use crate::operate::sql::waiting::{WaitingChange, count, first_of};
 use crate::operate::sql::why::WaitReason;
 use crate::operate::waiting::{Note, wait_reasons_of, waiting};
 use crate::outbox::sql::seek::MessageKey;
 use crate::outbox::sql::waiting::{Changed, MessageRef, PartState};
+use crate::sql::pinned::pinned;
 
 pub(super) const THINGS: (&str, &str) = ("waiting message", "waiting messages");
 pub(super) const IDS: &str = "Only these messages: idempotency keys, message ids or sequences. With --destination, only \
@@ -30,7 +33,10 @@ type ChangeAll =
 type ChangeOne =
     fn(&mut PgConnection, &OutboxName, &MessageRef, &Note) -> Result<Changed, DatabaseError>;
 
-/// The messages with this id, as far as they wait.
+/// How long the messages of a preview are looked up by their ids.
+const LONGEST_LOOK: Duration = Duration::from_secs(5);
+
+/// The messages with this id, as far as they wait, without content.
 fn of_id(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -39,7 +45,14 @@ fn of_id(
 ) -> Found<Vec<MessageRecord>> {
     let mut rows = message(conn, name, &MessageKey::Text(id.to_owned()))?.rows;
     let to = which.selection.destination.as_deref();
-    rows.retain(|row| row.kept_in == KeptIn::Live && to.is_none_or(|to| row.destination == to));
+    rows.retain(|row| {
+        // A replay is another message.
+        let is_it = row.idempotency_key == id || row.replay_of().is_none();
+        is_it && row.kept_in == KeptIn::Live && to.is_none_or(|to| row.destination == to)
+    });
+    for row in &mut rows {
+        (row.payload, row.headers, row.response) = (None, None, None);
+    }
     Ok(rows)
 }
 
@@ -47,39 +60,57 @@ pub(super) fn preview(
     conn: &mut PgConnection,
     name: &OutboxName,
     which: &Choice,
-    all: ChangeAll,
+    change: WaitingChange,
 ) -> Found<Preview> {
-    let as_of = now(conn)?;
-    let mut first = None;
-    let mut count = 0;
-    for id in &which.ids {
-        let rows = of_id(conn, name, id, which)?.into_iter();
-        for row in rows.filter(|row| row.locked_by.is_none()) {
-            count += 1;
-            first.get_or_insert(row);
-        }
-    }
-    if which.ids.is_empty() {
-        let which = which.clone().as_of(as_of);
-        let note = Note::new("", "");
-        count = all(conn, name, &which.selection, Bulk::new(&note).dry_run())?.changed;
-        if count > 0 {
-            first = waiting(conn, name, &which.selection, 1)?.rows.pop();
-        }
-    }
-    Ok(Preview {
-        count,
-        first,
+    let counted_at = now(conn)?;
+    let mut preview = Preview {
+        count: 0,
+        first: None,
         leaves: Vec::new(),
-        as_of,
-    })
+        counted_at,
+    };
+    if which.is_by_id() {
+        let began = Instant::now();
+        for (at, id) in which.ids.iter().enumerate() {
+            if began.elapsed() > LONGEST_LOOK {
+                let rest = which.ids.len() - at;
+                preview.count += rest as u64;
+                preview
+                    .leaves
+                    .push(format!("{rest} ids were not looked up"));
+                break;
+            }
+            let rows = of_id(conn, name, id, which)?.into_iter();
+            for row in rows.filter(|row| row.locked_by.is_none()) {
+                preview.count += 1;
+                preview.first.get_or_insert(row);
+            }
+        }
+        return Ok(preview);
+    }
+    let which = which.clone().counted_at(counted_at);
+    pinned(conn, name, |conn, name| {
+        let several = change.several();
+        let selection = which.selection.with_routed(conn, name, several)?;
+        let count = count(conn, name, &selection, change)?;
+        preview.count = u64::try_from(count).unwrap_or(0);
+        preview.first = first_of(conn, name, &selection, change)?;
+        if !selection.shared.is_empty() {
+            preview.leaves.push(format!(
+                "messages of {} stay, because others get them, too, or a relay cannot be read",
+                selection.shared.join(", ")
+            ));
+        }
+        Ok::<_, ActError>(())
+    })?;
+    Ok(preview)
 }
 
 pub(super) fn perform(
     conn: &mut PgConnection,
     name: &OutboxName,
     which: &Choice,
-    bulk: Bulk<'_>,
+    mut bulk: Bulk<'_>,
     all: ChangeAll,
     one: ChangeOne,
 ) -> Found<Performed> {
@@ -90,22 +121,28 @@ pub(super) fn perform(
             parts: Vec::new(),
         });
     }
-    let mut done = Performed::default();
-    for id in &which.ids {
-        let mut one_of_them = MessageRef::from(MessageKey::Text(id.clone()));
+    let (note, mut parts) = (bulk.note(), Vec::new());
+    let mut ids = which.ids.iter();
+    // The end is what the totals say, whoever ended the steps.
+    let _ = bulk.steps(conn, |conn, _| {
+        let Some(id) = ids.next() else {
+            return Ok(None);
+        };
+        let mut named = MessageRef::from(MessageKey::Text(id.clone()));
         if let Some(to) = &which.selection.destination {
-            one_of_them = one_of_them.at(to);
+            named = named.at(to);
         }
-        let changed = one(conn, name, &one_of_them, bulk.note())?;
-        let parts = changed.parts.len();
-        let ended = changed.parts.iter();
-        let ended = ended.filter(|part| part.state == PartState::Done).count();
-        let step = Bulked::of(parts, ended);
-        done.bulked.changed += step.changed;
-        done.bulked.skipped += step.skipped;
-        done.parts.push((id.clone(), changed));
-    }
-    Ok(done)
+        let changed = one(conn, name, &named, note)?;
+        let done = changed.parts.iter();
+        let done = done.filter(|part| part.state == PartState::Done).count();
+        let step = Bulked::of(changed.parts.len().max(1), done);
+        parts.push((id.clone(), changed));
+        Ok::<_, ActError>(Some(step))
+    })?;
+    Ok(Performed {
+        bulked: bulk.done(),
+        parts,
+    })
 }
 
 /// What else holds the messages that are due now.
@@ -113,7 +150,7 @@ pub(super) fn still_held(
     conn: &mut PgConnection,
     name: &OutboxName,
     which: &Choice,
-) -> Found<Vec<(String, u64)>> {
+) -> Found<StillHeld> {
     let rows = match which.ids.is_empty() {
         true => waiting(conn, name, &which.selection, SOME)?.rows,
         false => {
@@ -137,5 +174,9 @@ pub(super) fn still_held(
         };
         *held.entry(text).or_default() += 1;
     }
-    Ok(held.into_iter().collect())
+    let is_full = i64::try_from(rows.len()).is_ok_and(|rows| rows >= SOME);
+    Ok(StillHeld {
+        reasons: held.into_iter().collect(),
+        is_complete: !is_full,
+    })
 }

@@ -33,6 +33,8 @@ macro_rules! selection {
             $(pub(crate) $condition: Option<$Value>,)+
             /// The topics of live messages that name no destination and that routes send to the selected one.
             pub(crate) routed: Vec<String>,
+            /// Those of them whose messages are left, because others get them, too.
+            pub(crate) shared: Vec<String>,
         }
 
         impl Selection {
@@ -96,7 +98,7 @@ selection! {
         /// Only this registration of the destination, or none.
         pub(crate) registration: Uuid,
         /// Only what was there at this time, by the same times as `until`.
-        pub(crate) as_of: SystemTime,
+        pub(crate) counted_at: SystemTime,
         /// Only what stands behind this place in the list: the next page.
         pub(crate) behind: Place,
     }
@@ -125,9 +127,10 @@ impl Selection {
                 .idempotency_keys
                 .clone()
                 .filter(|some| !some.is_empty()),
-            as_of: None,
+            counted_at: None,
             behind: None,
             routed: Vec::new(),
+            shared: Vec::new(),
             ..self.clone()
         };
         given == Self::default()
@@ -145,17 +148,18 @@ impl Selection {
             let served = served(conn, name, &Default::default())?;
             let lanes = depths::lanes(conn, name)?.into_iter();
             let unnamed = lanes.filter(|(_, named)| named.is_empty());
-            all.routed = unnamed
-                .map(|(topic, _)| topic)
-                .filter(|topic| match several {
-                    Several::Selected => served.is_routed_to(topic, to),
-                    Several::Left => served.only_destination(topic) == Some(to),
-                })
-                .collect();
-            if several == Several::Left {
-                let wanted = subscribed(conn, name, true)?;
-                all.routed.retain(|topic| !matches_any(&wanted, topic));
-            }
+            let topics = unnamed.map(|(topic, _)| topic);
+            let routed = topics.filter(|topic| served.is_routed_to(topic, to));
+            // Of a relay that cannot be read, nobody knows where its routes lead.
+            let wanted = match several {
+                Several::Selected => Vec::new(),
+                Several::Left => subscribed(conn, name, true)?,
+            };
+            let is_shared = |topic: &String| {
+                let is_alone = served.only_destination(topic) == Some(to) && served.is_certain();
+                several == Several::Left && (!is_alone || matches_any(&wanted, topic))
+            };
+            (all.shared, all.routed) = routed.partition(is_shared);
         }
         Ok(all)
     }
@@ -239,7 +243,7 @@ macro_rules! selected {
             given(selection.until, |time| {
                 $table::$at.lt(from_micros(as_micros(time)))
             }),
-            given(selection.as_of, |time| {
+            given(selection.counted_at, |time| {
                 $table::$at.lt(from_micros(as_micros(time)))
             }),
             given(sequences, |these| $table::sequence.eq_any(these)),

@@ -19,7 +19,7 @@ use crate::engine::serves::routes::matches_any;
 use crate::message::Due;
 use crate::name::OutboxName;
 use crate::operate::sql::place::Place;
-use crate::operate::sql::selection::Selection;
+use crate::operate::sql::selection::{Selection, Several};
 use crate::outbox::sql::searched::{ALL, SearchDeadline, Searched};
 use crate::outbox::sql::waiting::{self, Changed, MessageRef, PartState};
 use crate::schema::values::{as_micros, from_micros};
@@ -229,6 +229,14 @@ impl From<WaitingChange> for audit::Act {
 }
 
 impl WaitingChange {
+    /// What ends a message leaves those that others get.
+    pub(crate) fn several(self) -> Several {
+        match self {
+            Self::Retry => Several::Selected,
+            Self::Cancel => Several::Left,
+        }
+    }
+
     /// Whether the act changes a message. A retried message is due, so it is not found again.
     fn changes(self) -> WaitingCondition<'static> {
         let is_free = candidate::locked_by.is_null();
@@ -255,6 +263,25 @@ pub(crate) fn count(
         .filter(act.changes())
         .count();
     looking(conn, None, |conn| unprepared(these).get_result(conn))
+}
+
+/// The first message that the act would change, in the order in which it changes them.
+pub(crate) fn first_of(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    selection: &Selection,
+    act: WaitingChange,
+) -> QueryResult<Option<MessageRecord>> {
+    let first = candidate::table(name.outbox())
+        .filter(is_meant(selection))
+        .filter(act.changes())
+        .order(candidate::sequence)
+        .limit(1)
+        .select(candidate::sequence);
+    let first: Vec<i64> = looking(conn, None, |conn| unprepared(first).load(conn))?;
+    let is_one = Box::new(outbox::sequence.eq_any(first));
+    let found = messages::live(name, is_one, Content::Without);
+    Ok(unprepared(found).load(conn)?.pop())
 }
 
 /// Changes the next `most` messages after this sequence. Returns the last sequence that was found, and how many messages

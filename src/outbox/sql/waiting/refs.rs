@@ -154,6 +154,26 @@ pub enum Answer {
     Unknown,
 }
 
+impl Answer {
+    /// The answer as a word: `done`, `in_flight`.
+    ///
+    /// ```
+    /// assert_eq!(diesel_outbox::Answer::InFlight.as_str(), "in_flight");
+    /// ```
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Partly => "partly",
+            Self::InFlight => "in_flight",
+            Self::Delivered => "delivered",
+            Self::Cancelled => "cancelled",
+            Self::Dead => "dead",
+            Self::Ambiguous => "ambiguous",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
 impl Changed {
     /// The result for all parts, in one word.
     ///
