@@ -69,7 +69,9 @@ selection! {
     ///     .status(Status::Retrying)
     ///     .since(SystemTime::now().checked_sub(Duration::from_secs(3600)))
     ///     .until(SystemTime::now());
-    /// # let _ = selection;
+    /// let some = Selection::default().sequences(vec![7, 8]);
+    /// let again = Selection::default().idempotency_keys(vec!["order-42-paid".to_owned()]);
+    /// # let _ = (selection, some, again);
     /// ```
     pub struct Selection {
         /// Only this topic, or topics of this pattern: `order.*`.
