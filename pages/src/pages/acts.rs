@@ -67,7 +67,7 @@ pub(super) fn perform(
             });
             unknown_aside(act.perform(conn, outbox, which, bulk))
         });
-    let what = which.to_string();
+    let (what, why) = (which.to_string(), why.to_owned());
     let performed = match done {
         Ok(done) => done.map_err(Refusal::Invalid)?,
         Err(error) => {
@@ -80,7 +80,7 @@ pub(super) fn perform(
     };
     let bulked = performed.bulked;
     let (changed, matched) = (bulked.changed, preview.count);
-    visit.log(move |who, peer| log::info!(target: AUDIT, event:% = event, who = who, peer:% = peer, what = what, matched = matched, changed = changed, why:% = note; "{who:?} {} {changed} {} on the admin page", told.done, told.things.1));
+    visit.log(move |who, peer| log::info!(target: AUDIT, event:% = event, who = who, peer:% = peer, what = what, matched = matched, changed = changed, why = why; "{who:?} {} {} on the admin page", told.done, told.counted(changed)));
     let rest = matched.saturating_sub(changed + bulked.skipped);
     Ok(Done {
         performed,

@@ -306,16 +306,10 @@ fn of_act(done: &str, count: u64, left: u64) -> Option<String> {
             "Nothing was {}: none is left, or the idempotency key is in the outbox again.{rest}",
             words.done
         ),
-        1 => format!(
-            "1 {} was {}. {}{rest}",
-            words.things.0, words.done, words.becomes
-        ),
+        1 => format!("1 {} was {}.{rest}", words.things.0, words.done),
         _ => {
             let count = words::count(i64::try_from(count).unwrap_or(i64::MAX), false);
-            format!(
-                "{count} {} were {}. {}{rest}",
-                words.things.1, words.done, words.becomes
-            )
+            format!("{count} {} were {}.{rest}", words.things.1, words.done)
         }
     })
 }
