@@ -47,6 +47,7 @@ pub use crate::endpoints::public_error::{PUBLIC_ERRORS, TOKEN_WORDS};
 pub use crate::endpoints::sql::served::RefusedEndpoint;
 pub use crate::endpoints::sql::subscribers::Freed;
 pub use crate::engine::serves::sql::topics::KnownTopic;
+pub use crate::operate::acts::letters::LetterName;
 pub use crate::operate::acts::pause::{OPERATOR, PauseAnswer, Pausing, check_pause_reason};
 pub use crate::operate::acts::{ACTS, ActError, Choice, ManyAct, Performed, Preview, Words};
 pub use crate::operate::chosen::{Chosen, WrongChoice, time as parse_time};

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use diesel_outbox::ConfigError;
-use diesel_outbox::admin::{LetterId, Selection};
-use diesel_outbox::program::{self, Chosen, DeadGroup, MessageRecord};
+use diesel_outbox::admin::Selection;
+use diesel_outbox::program::{self, Chosen, DeadGroup, LetterName, MessageRecord};
 use serde_json::{Value, json};
 
 use crate::act::{Group, OfGroup};
@@ -68,57 +68,10 @@ impl Group for OfDead {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Which {
     /// Only these ids: from `dead list` (the sequence), or SEQUENCE.MESSAGE-ID where several dead letters have a sequence
-    #[arg(value_name = "ID", value_parser = id)]
-    ids: Vec<Id>,
+    #[arg(value_name = "ID")]
+    ids: Vec<LetterName>,
     #[command(flatten)]
     chosen: Chosen,
-}
-
-/// What a person calls a dead letter. A sequence may be used again, so it may name several.
-#[derive(Debug, Clone, Copy)]
-enum Id {
-    Sequence(i64),
-    Letter(LetterId),
-}
-
-impl Id {
-    fn sequence(self) -> i64 {
-        match self {
-            Self::Sequence(sequence) => sequence,
-            Self::Letter(letter) => letter.sequence.0,
-        }
-    }
-
-    fn is_of(self, letter: LetterId) -> bool {
-        match self {
-            Self::Sequence(sequence) => letter.sequence.0 == sequence,
-            Self::Letter(one) => letter == one,
-        }
-    }
-}
-
-impl std::fmt::Display for Id {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Sequence(sequence) => sequence.fmt(f),
-            Self::Letter(letter) => letter.fmt(f),
-        }
-    }
-}
-
-/// Parses an id from `dead list`.
-fn id(text: &str) -> Result<Id, &'static str> {
-    let why = "not an id: `diesel-outbox dead list` shows the ids, which are whole numbers";
-    let sequence = text.parse().map(Id::Sequence);
-    sequence
-        .or_else(|_| text.parse().map(Id::Letter))
-        .map_err(|_| why)
-}
-
-/// Several dead letters with one sequence, as a person can name each.
-fn each_of(letters: &[LetterId]) -> String {
-    let each = letters.iter().map(ToString::to_string);
-    each.collect::<Vec<_>>().join(", ")
 }
 
 impl Which {
@@ -165,7 +118,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             show_groups(&groups, *json)
         }
         Action::Show { id, json } => {
-            let letters: Vec<MessageRecord> = if let Ok(which) = self::id(id) {
+            let letters: Vec<MessageRecord> = if let Ok(which) = id.parse::<LetterName>() {
                 let at = program::dead_letters_at(&mut conn, &config.table, which.sequence())?;
                 at.into_iter()
                     .filter(|letter| which.is_of(letter.id()))
@@ -191,8 +144,8 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
                             show(letter, *json)?;
                             output::line("")?;
                         }
-                        let ids: Vec<LetterId> = several.iter().map(MessageRecord::id).collect();
-                        let each = each_of(&ids);
+                        let ids = several.iter().map(|letter| letter.id().to_string());
+                        let each = ids.collect::<Vec<_>>().join(", ");
                         return output::line(format!(
                             "several dead letters have the id {id}: {each}"
                         ));

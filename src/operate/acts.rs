@@ -4,7 +4,7 @@
 
 mod cancel;
 mod discard;
-mod letters;
+pub(crate) mod letters;
 pub(crate) mod pause;
 mod requeue;
 mod retry;

@@ -14,26 +14,25 @@ pub(super) const IDS: &str = "Only these dead letters: ids of `dead list` (the s
     several dead letters have a sequence";
 
 /// What a person calls a dead letter. A sequence may be used again, so it may name several.
-#[derive(Debug, Clone, Copy)]
-enum Id {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LetterName {
+    /// A sequence: `7`.
     Sequence(i64),
+    /// A sequence and a message id, as lists have them: `7.0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c`.
     Letter(LetterId),
 }
 
-impl Id {
-    fn of(text: &str) -> Option<Self> {
-        let sequence = text.parse().map(Self::Sequence).ok();
-        sequence.or_else(|| text.parse().map(Self::Letter).ok())
-    }
-
-    fn sequence(self) -> i64 {
+impl LetterName {
+    /// The sequence.
+    pub fn sequence(self) -> i64 {
         match self {
             Self::Sequence(sequence) => sequence,
             Self::Letter(letter) => letter.sequence.0,
         }
     }
 
-    fn is_of(self, letter: LetterId) -> bool {
+    /// Whether it names this dead letter.
+    pub fn is_of(self, letter: LetterId) -> bool {
         match self {
             Self::Sequence(sequence) => letter.sequence.0 == sequence,
             Self::Letter(one) => letter == one,
@@ -41,13 +40,19 @@ impl Id {
     }
 }
 
-pub(super) fn check_id(text: &str) -> Result<(), String> {
-    match Id::of(text) {
-        Some(_) => Ok(()),
-        None => Err(format!(
-            "{text:?} is not an id: `diesel-outbox dead list` shows the ids, which are whole numbers"
-        )),
+impl std::str::FromStr for LetterName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let sequence = text.parse().map(Self::Sequence);
+        sequence.or_else(|_| text.parse().map(Self::Letter)).map_err(|_| {
+            format!("{text:?} is not an id: `diesel-outbox dead list` shows the ids, which are whole numbers")
+        })
     }
+}
+
+pub(super) fn check_id(text: &str) -> Result<(), String> {
+    text.parse::<LetterName>().map(drop)
 }
 
 /// The dead letters that are meant, oldest first, and how many of them are gone. A sequence must name exactly one; an id
@@ -58,14 +63,15 @@ fn letters(
     which: &Choice,
 ) -> Found<(Vec<LetterId>, u64)> {
     // Whoever chose the messages has checked the ids.
-    let ids: Vec<Id> = which.ids.iter().filter_map(|text| Id::of(text)).collect();
+    let ids = which.ids.iter().filter_map(|text| text.parse().ok());
+    let ids: Vec<LetterName> = ids.collect();
     let sequences: Vec<i64> = ids.iter().map(|id| id.sequence()).collect();
     let selection = which.selection.clone().sequences(sequences);
     let mut found = matching_dead_letters(conn, name, &selection)?;
     if !ids.is_empty() {
         found.retain(|letter| ids.iter().any(|id| id.is_of(*letter)));
     }
-    let of = |id: Id| -> Vec<String> {
+    let of = |id: LetterName| -> Vec<String> {
         let of_it = found.iter().filter(|letter| id.is_of(**letter));
         of_it.map(ToString::to_string).collect()
     };
@@ -80,7 +86,7 @@ fn letters(
     let gone = missing.len() as u64;
     let missing = missing
         .iter()
-        .filter(|(_, id)| matches!(id, Id::Sequence(_)));
+        .filter(|(_, id)| matches!(id, LetterName::Sequence(_)));
     let missing: Vec<&str> = missing.map(|(text, _)| text.as_str()).collect();
     match missing.is_empty() {
         true => Ok((found, gone)),
