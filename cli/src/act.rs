@@ -24,12 +24,12 @@ pub(crate) trait Group {
     const NAME: &'static str;
 }
 
+/// Beside what the act says of itself.
+const OF_EACH: &str = "Without an id, give at least one condition, or --all. Each transaction changes at most 1,000 messages. \
+    After Ctrl-C or an outage, the same command continues. Messages in flight are left unchanged.";
+
 /// Options of each act.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Without an id, give at least one condition, or --all. Each transaction changes at most 1,000 messages. \
-    After Ctrl-C or an outage, the same command continues. Messages in flight are left unchanged."
-)]
 struct Options {
     #[arg(value_name = "ID")]
     ids: Vec<String>,
@@ -89,7 +89,10 @@ impl<G: Group> Subcommand for OfGroup<G> {
     fn augment_subcommands(command: Command) -> Command {
         let one = |act: &dyn ManyAct| {
             let words = act.words();
-            let command = Options::augment_args(Command::new(words.name).about(words.about));
+            let after = format!("{} {}\n\n{OF_EACH}", words.becomes, words.undo);
+            let command = Options::augment_args(Command::new(words.name));
+            // After the options, whose type has words of its own.
+            let command = command.about(words.about).after_help(after);
             command.mut_arg("ids", |ids| ids.help(words.ids))
         };
         command.subcommands(acts_of::<G>().map(one))

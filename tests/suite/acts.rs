@@ -142,6 +142,12 @@ fn each_act_says_what_it_would_do_and_refuses_an_empty_choice() {
         assert_eq!(found["undo"], words.undo);
         assert!(found["first"].is_i64(), "{found}");
 
+        let help = command(&["--help"]).code(0).stdout;
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        for said in [words.about, words.becomes, words.undo, words.ids] {
+            assert!(help.contains(said), "{said}: {help}");
+        }
+
         let asks = command(&["--topic", "order.*"]).code(1);
         assert!(asks.stderr.contains("--yes"), "{}", asks.stderr);
         let nothing = command(&["--yes"]).code(2);
