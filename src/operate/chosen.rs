@@ -192,7 +192,8 @@ fn status(word: &str) -> Result<Status, String> {
 pub fn time(text: &str) -> Result<SystemTime, String> {
     if let Ok(ago) = humantime::parse_duration(text) {
         // A duration longer than the era selects everything.
-        return Ok((SystemTime::now().checked_sub(ago)).unwrap_or(SystemTime::UNIX_EPOCH));
+        let time = SystemTime::now().checked_sub(ago);
+        return Ok(time.map_or(SystemTime::UNIX_EPOCH, |time| time.max(SystemTime::UNIX_EPOCH)));
     }
     let zoned = text.trim_end_matches('Z');
     // Fields of browsers omit seconds that are zero.
