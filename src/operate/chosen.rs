@@ -193,7 +193,9 @@ pub fn time(text: &str) -> Result<SystemTime, String> {
     if let Ok(ago) = humantime::parse_duration(text) {
         // A duration longer than the era selects everything.
         let time = SystemTime::now().checked_sub(ago);
-        return Ok(time.map_or(SystemTime::UNIX_EPOCH, |time| time.max(SystemTime::UNIX_EPOCH)));
+        return Ok(time.map_or(SystemTime::UNIX_EPOCH, |time| {
+            time.max(SystemTime::UNIX_EPOCH)
+        }));
     }
     let zoned = text.trim_end_matches('Z');
     // Fields of browsers omit seconds that are zero.
