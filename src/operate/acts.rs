@@ -26,10 +26,10 @@ use crate::outbox::sql::waiting::Changed;
 
 /// All acts on many messages.
 pub static ACTS: &[&dyn ManyAct] = &[
-    &requeue::Requeue,
-    &discard::Discard,
-    &retry::Retry,
-    &cancel::Cancel,
+    &requeue::REQUEUE,
+    &discard::DISCARD,
+    &retry::RETRY,
+    &cancel::CANCEL,
 ];
 
 /// The most messages that are named by ids at once.

@@ -2,7 +2,7 @@
 
 use diesel::PgConnection;
 
-use super::{ActError, Choice, Found, Performed, Preview};
+use super::{ActError, Choice, Found, ManyAct, Performed, Preview, Words};
 use crate::name::OutboxName;
 use crate::operate::bulk::Bulk;
 use crate::operate::dead_letters::{Change, change, dead_letters, matching_dead_letters};
@@ -51,8 +51,10 @@ impl std::str::FromStr for LetterName {
     }
 }
 
-pub(super) fn check_id(text: &str) -> Result<(), String> {
-    text.parse::<LetterName>().map(drop)
+/// An act on dead letters.
+pub(super) struct LetterAct {
+    pub(super) words: &'static Words,
+    pub(super) change: Change,
 }
 
 /// The dead letters that are meant, oldest first, and how many of them are gone. A sequence must name exactly one; an id
@@ -97,40 +99,51 @@ fn letters(
     }
 }
 
-pub(super) fn preview(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    which: &Choice,
-) -> Found<Preview> {
-    let counted_at = now(conn)?;
-    let (found, _) = letters(conn, name, &which.clone().counted_at(counted_at))?;
-    let first = match found.first() {
-        Some(first) => {
-            let one = which.selection.clone().sequences(vec![first.sequence.0]);
-            let mut rows = dead_letters(conn, name, &one, 10)?;
-            rows.retain(|row| row.id() == *first);
-            rows.pop()
-        }
-        None => None,
-    };
-    Ok(Preview {
-        count: found.len() as u64,
-        first,
-        leaves: Vec::new(),
-        counted_at,
-    })
-}
+impl ManyAct for LetterAct {
+    fn words(&self) -> &'static Words {
+        self.words
+    }
 
-pub(super) fn perform(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    which: &Choice,
-    how: Change,
-    bulk: Bulk<'_>,
-) -> Found<Performed> {
-    let (letters, gone) = bulk.limited(conn, |conn| letters(conn, name, which))?;
-    let mut bulked = change(conn, name, &letters, how, bulk)?;
-    bulked.skipped += gone;
-    let parts = Vec::new();
-    Ok(Performed { bulked, parts })
+    fn check_id(&self, id: &str) -> Result<(), String> {
+        id.parse::<LetterName>().map(drop)
+    }
+
+    fn preview(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        which: &Choice,
+    ) -> Found<Preview> {
+        let counted_at = now(conn)?;
+        let (found, _) = letters(conn, name, &which.clone().counted_at(counted_at))?;
+        let first = match found.first() {
+            Some(first) => {
+                let one = which.selection.clone().sequences(vec![first.sequence.0]);
+                let mut rows = dead_letters(conn, name, &one, 10)?;
+                rows.retain(|row| row.id() == *first);
+                rows.pop()
+            }
+            None => None,
+        };
+        Ok(Preview {
+            count: found.len() as u64,
+            first,
+            leaves: Vec::new(),
+            counted_at,
+        })
+    }
+
+    fn perform(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        which: &Choice,
+        bulk: Bulk<'_>,
+    ) -> Found<Performed> {
+        let (letters, gone) = bulk.limited(conn, |conn| letters(conn, name, which))?;
+        let mut bulked = change(conn, name, &letters, self.change, bulk)?;
+        bulked.skipped += gone;
+        let parts = Vec::new();
+        Ok(Performed { bulked, parts })
+    }
 }

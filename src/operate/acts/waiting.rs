@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use diesel::PgConnection;
 
-use super::{ActError, Choice, Found, Performed, Preview, StillHeld};
+use super::{ActError, Choice, Found, ManyAct, Performed, Preview, StillHeld, Words};
 use crate::endpoints::sql::missed::Bulked;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::operate::bulk::Bulk;
+use crate::operate::chosen::{Chosen, WrongChoice};
 use crate::operate::messages::message;
 use crate::operate::sql::messages::{KeptIn, MessageRecord};
 use crate::operate::sql::selection::Selection;
@@ -28,9 +29,9 @@ pub(super) const IDS: &str = "Only these messages: idempotency keys, message ids
 /// The messages of which is said what still holds them.
 const SOME: i64 = 1_000;
 
-type ChangeAll =
+pub(super) type ChangeAll =
     fn(&mut PgConnection, &OutboxName, &Selection, Bulk<'_>) -> Result<Bulked, DatabaseError>;
-type ChangeOne =
+pub(super) type ChangeOne =
     fn(&mut PgConnection, &OutboxName, &MessageRef, &Note) -> Result<Changed, DatabaseError>;
 
 /// How long the messages of a preview are looked up by their ids.
@@ -56,101 +57,126 @@ fn of_id(
     Ok(rows)
 }
 
-pub(super) fn preview(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    which: &Choice,
-    change: WaitingChange,
-) -> Found<Preview> {
-    let counted_at = now(conn)?;
-    let mut preview = Preview {
-        count: 0,
-        first: None,
-        leaves: Vec::new(),
-        counted_at,
-    };
-    if which.is_by_id() {
-        let began = Instant::now();
-        for (at, id) in which.ids.iter().enumerate() {
-            if began.elapsed() > LONGEST_LOOK {
-                let rest = which.ids.len() - at;
-                preview.count += rest as u64;
-                preview
-                    .leaves
-                    .push(format!("{rest} ids were not looked up"));
-                break;
-            }
-            let rows = of_id(conn, name, id, which)?.into_iter();
-            for row in rows.filter(|row| row.locked_by.is_none()) {
-                preview.count += 1;
-                preview.first.get_or_insert(row);
-            }
-        }
-        return Ok(preview);
-    }
-    let which = which.clone().counted_at(counted_at);
-    pinned(conn, name, |conn, name| {
-        let several = change.several();
-        let selection = which.selection.with_routed(conn, name, several)?;
-        let count = count(conn, name, &selection, change)?;
-        preview.count = u64::try_from(count).unwrap_or(0);
-        preview.first = first_of(conn, name, &selection, change)?;
-        if !selection.shared.is_empty() {
-            preview.leaves.push(format!(
-                "messages of {} stay, because others get them, too, or a relay cannot be read",
-                selection.shared.join(", ")
-            ));
-        }
-        Ok::<_, ActError>(())
-    })?;
-    Ok(preview)
+/// An act on waiting messages.
+pub(super) struct WaitingAct {
+    pub(super) words: &'static Words,
+    pub(super) change: WaitingChange,
+    pub(super) all: ChangeAll,
+    pub(super) one: ChangeOne,
 }
 
-pub(super) fn perform(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    which: &Choice,
-    mut bulk: Bulk<'_>,
-    all: ChangeAll,
-    one: ChangeOne,
-) -> Found<Performed> {
-    if which.ids.is_empty() {
-        let bulked = all(conn, name, &which.selection, bulk)?;
-        return Ok(Performed {
-            bulked,
-            parts: Vec::new(),
-        });
+impl ManyAct for WaitingAct {
+    fn words(&self) -> &'static Words {
+        self.words
     }
-    let (note, mut parts) = (bulk.note(), Vec::new());
-    let mut ids = which.ids.iter();
-    // The end is what the totals say, whoever ended the steps.
-    let _ = bulk.steps(conn, |conn, _| {
-        let Some(id) = ids.next() else {
-            return Ok(None);
+
+    fn selection(&self, chosen: &Chosen) -> Result<Selection, WrongChoice> {
+        chosen.of_waiting()
+    }
+
+    fn preview(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        which: &Choice,
+    ) -> Found<Preview> {
+        let (counted_at, change) = (now(conn)?, self.change);
+        let mut preview = Preview {
+            count: 0,
+            first: None,
+            leaves: Vec::new(),
+            counted_at,
         };
-        let mut named = MessageRef::from(MessageKey::Text(id.clone()));
-        if let Some(to) = &which.selection.destination {
-            named = named.at(to);
+        if which.is_by_id() {
+            let began = Instant::now();
+            for (at, id) in which.ids.iter().enumerate() {
+                if began.elapsed() > LONGEST_LOOK {
+                    let rest = which.ids.len() - at;
+                    preview.count += rest as u64;
+                    preview
+                        .leaves
+                        .push(format!("{rest} ids were not looked up"));
+                    break;
+                }
+                let rows = of_id(conn, name, id, which)?.into_iter();
+                for row in rows.filter(|row| row.locked_by.is_none()) {
+                    preview.count += 1;
+                    preview.first.get_or_insert(row);
+                }
+            }
+            return Ok(preview);
         }
-        let changed = one(conn, name, &named, note)?;
-        let done = changed.parts.iter();
-        let done = done.filter(|part| part.state == PartState::Done).count();
-        let step = Bulked::of(changed.parts.len().max(1), done);
-        parts.push((id.clone(), changed));
-        Ok::<_, ActError>(Some(step))
-    })?;
-    Ok(Performed {
-        bulked: bulk.done(),
-        parts,
-    })
+        let which = which.clone().counted_at(counted_at);
+        pinned(conn, name, |conn, name| {
+            let several = change.several();
+            let selection = which.selection.with_routed(conn, name, several)?;
+            let count = count(conn, name, &selection, change)?;
+            preview.count = u64::try_from(count).unwrap_or(0);
+            preview.first = first_of(conn, name, &selection, change)?;
+            if !selection.shared.is_empty() {
+                preview.leaves.push(format!(
+                    "messages of {} stay, because others get them, too, or a relay cannot be read",
+                    selection.shared.join(", ")
+                ));
+            }
+            Ok::<_, ActError>(())
+        })?;
+        Ok(preview)
+    }
+
+    fn perform(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        which: &Choice,
+        mut bulk: Bulk<'_>,
+    ) -> Found<Performed> {
+        if which.ids.is_empty() {
+            let bulked = (self.all)(conn, name, &which.selection, bulk)?;
+            return Ok(Performed {
+                bulked,
+                parts: Vec::new(),
+            });
+        }
+        let (note, mut parts) = (bulk.note(), Vec::new());
+        let mut ids = which.ids.iter();
+        // The end is what the totals say, whoever ended the steps.
+        let _ = bulk.steps(conn, |conn, _| {
+            let Some(id) = ids.next() else {
+                return Ok(None);
+            };
+            let mut named = MessageRef::from(MessageKey::Text(id.clone()));
+            if let Some(to) = &which.selection.destination {
+                named = named.at(to);
+            }
+            let changed = (self.one)(conn, name, &named, note)?;
+            let done = changed.parts.iter();
+            let done = done.filter(|part| part.state == PartState::Done).count();
+            let step = Bulked::of(changed.parts.len().max(1), done);
+            parts.push((id.clone(), changed));
+            Ok::<_, ActError>(Some(step))
+        })?;
+        Ok(Performed {
+            bulked: bulk.done(),
+            parts,
+        })
+    }
+
+    fn still_held(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        which: &Choice,
+    ) -> Found<StillHeld> {
+        match self.change {
+            WaitingChange::Retry => still_held(conn, name, which),
+            WaitingChange::Cancel => Ok(StillHeld::default()),
+        }
+    }
 }
 
 /// What else holds the messages that are due now.
-pub(super) fn still_held(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    which: &Choice,
-) -> Found<StillHeld> {
+fn still_held(conn: &mut PgConnection, name: &OutboxName, which: &Choice) -> Found<StillHeld> {
     let rows = match which.ids.is_empty() {
         true => waiting(conn, name, &which.selection, SOME)?.rows,
         false => {
