@@ -215,7 +215,7 @@ fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
 }
 
 /// Everything else than acts on many messages that changes something.
-pub(super) const ACTS: &[(&str, Answer)] = &[
+const ACTS: &[(&str, Answer)] = &[
     ("/message/cancel", messages::change::answer),
     ("/message/reschedule", messages::change::answer),
     ("/message/settle", messages::change::answer),
@@ -232,6 +232,14 @@ pub(super) const ACTS: &[(&str, Answer)] = &[
     ("/pause", pauses::pause),
     ("/resume", pauses::resume),
 ];
+
+/// The path of each change.
+#[cfg(test)]
+pub(super) fn changes() -> impl Iterator<Item = &'static str> {
+    let many = diesel_outbox::program::ACTS.iter();
+    let many = many.map(|act| act.words().path);
+    ACTS.iter().map(|(path, _)| *path).chain(many)
+}
 
 fn change(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let path = visit.request.path.as_str();
