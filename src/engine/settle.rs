@@ -190,7 +190,7 @@ impl<'a, D: Database> Settler<'a, D> {
 
     /// Settles a batch until every message is settled, put aside, or left to be fanned out.
     fn settle_all(&mut self, batch: Vec<Settlement>) -> Result<(), GivenUp> {
-        let mut left = self.set_suspects_apart(batch);
+        let mut left = self.set_apart(batch);
         while !left.is_empty() {
             left = self.settle(left);
             if !left.is_empty() {

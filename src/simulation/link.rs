@@ -15,7 +15,7 @@ use crate::endpoints::roster::Registry;
 use crate::endpoints::sql::failing::RowFailures;
 use crate::endpoints::sql::registrations::ReadTo;
 use crate::endpoints::sql::rows::AsSeen;
-use crate::engine::claim::sql::claim::{Batch, Claimant};
+use crate::engine::claim::sql::claim::{Batch, Claimant, Claimed};
 use crate::engine::claim::sql::page::Page;
 use crate::engine::claim::sql::search::Ask;
 use crate::engine::host::database::{After, Asks, Database, DatabaseResult, Taken, Which};
@@ -228,8 +228,8 @@ impl<'w> Link<'w> {
         })?;
         let (stage, process) = (self.stage, self.process);
         let taken = |batch: &Batch| -> Vec<i64> {
-            (batch.claimed.iter().chain(&batch.behind))
-                .map(|one| one.message.sequence.0)
+            sequences(&batch.claimed)
+                .chain(sequences(&batch.behind))
                 .collect()
         };
         stage.tell(|| {
@@ -295,6 +295,10 @@ impl<'w> Link<'w> {
         }
         Ok(())
     }
+}
+
+fn sequences(claimed: &[Claimed]) -> impl Iterator<Item = i64> {
+    claimed.iter().map(|one| one.message.sequence.0)
 }
 
 /// The time to read a range in which nearly all entries are dead.
@@ -381,9 +385,16 @@ impl Database for Link<'_> {
     fn claim(&mut self, by: Claimant<'_>, which: Which<'_>) -> DatabaseResult<Taken> {
         let mut reached = HashMap::new();
         let batch = match which {
-            Which::Plain(lanes, room) => Some(
-                self.ask(|tables, now, _, changes| tables.claim(by, lanes, room, now, changes))?,
-            ),
+            Which::Plain(lanes, room) => {
+                let batch = self
+                    .ask(|tables, now, _, changes| tables.claim(by, lanes, room, now, changes))?;
+                let (stage, process) = (self.stage, self.process);
+                stage.tell(|| {
+                    let claimed: Vec<i64> = sequences(&batch.claimed).collect();
+                    format!("process {process}: claim of {lanes:?}: {claimed:?}")
+                });
+                Some(batch)
+            }
             Which::Chosen(sequences) => {
                 Some(self.ask(|tables, now, _, changes| {
                     tables.claim_chosen(by, sequences, now, changes)
@@ -477,7 +488,16 @@ impl Database for Link<'_> {
         let mut trouble = self.begin()?;
         let each = settle.group.iter().flat_map(Settlement::each);
         let rows: Vec<i64> = each.map(Settlement::sequence).collect();
-        self.wait_for_people(rows.into_iter())?;
+        let (began, process) = (stage.now(), self.process);
+        let waited = self.wait_for_people(rows.iter().copied());
+        stage.tell(|| {
+            let time = stage.now() - began;
+            format!(
+                "process {process} settles {rows:?}, after {time:?}: {}",
+                waited.is_ok()
+            )
+        });
+        waited?;
         if stage.refuses(settle) {
             trouble = Trouble::Refused;
         }

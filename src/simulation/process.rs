@@ -858,7 +858,7 @@ impl<'w> Stage<'w> {
         let Some(mut settler) = settler else { return };
         if batch.is_empty() {
             let gathered: Vec<Settlement> = outcomes.try_iter().take(8).collect();
-            batch = settler.set_suspects_apart(gathered);
+            batch = settler.set_apart(gathered);
         }
         if self.broken == Some(Broken::ContinuesWhileReleasing) {
             self.processes.borrow()[number].shared.custody.end_release();

@@ -64,7 +64,7 @@ const LATE: Duration = Duration::from_millis(1100);
 /// The same for a message whose commit is announced.
 const SOON: Duration = Duration::from_millis(600);
 /// A claimed message is settled within this time. Several settles in a row may wait for rows that a person has locked.
-const HELD: Duration = Duration::from_secs(4);
+const HELD: Duration = Duration::from_millis(2500);
 /// A message is fanned out to at most this many destinations.
 const MOST_PARTS: usize = 4;
 /// The most statements of one process in a second.

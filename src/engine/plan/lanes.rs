@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::contention::OfKeys;
 use super::database_clock::Now;
 use super::kept_back::KeptBack;
-use super::pace::{Last, Pace};
+use super::pace::{LastTwo, Pace};
 use super::to::{Group, To};
 use crate::engine::claim::sql::claim::{Batch, Claimed, Lane, Position, Stream, Topic};
 use crate::engine::claim::sql::streams::FoundStream;
@@ -77,8 +77,8 @@ struct LaneState {
     floor: Position,
     /// Whether a claim has asked the lane.
     is_asked: bool,
-    /// The last sweep.
-    swept: Option<Last>,
+    /// The last sweeps.
+    swept: LastTwo,
     is_swept_in_look: bool,
     /// When the first message is due, by the last query for streams and by releases since.
     first: i64,
@@ -139,7 +139,7 @@ impl LaneState {
             is_done: false,
             floor,
             is_asked: false,
-            swept: slow.map(|took| now.last(took)),
+            swept: slow.map_or_else(LastTwo::default, |took| LastTwo::slow(now.last(took))),
             is_swept_in_look: false,
             first,
             seen: now.here,
@@ -150,13 +150,13 @@ impl LaneState {
     /// walk answers that question.
     fn is_sweep_due(&self, now: Instant, is_asked: bool) -> bool {
         let may_be_wanted = is_asked && !self.stream.is_keyed;
-        (may_be_wanted && self.is_quiet && !self.is_swept_in_look) || SWEEPS.is_due(now, self.swept)
+        (may_be_wanted && self.is_quiet && !self.is_swept_in_look) || SWEEPS.is_due(now, self.swept.last())
     }
 
     /// The time of the sweep that this look has left out. No notification announces the messages that only a sweep
     /// finds.
     fn owed_at(&self) -> Option<Instant> {
-        let last = self.swept.filter(|_| !self.is_swept_in_look)?;
+        let last = self.swept.last().filter(|_| !self.is_swept_in_look)?;
         Some(SWEEPS.next(last))
     }
 
@@ -175,7 +175,7 @@ impl LaneState {
         }
         let is_sweep = after == Position::START;
         if is_sweep {
-            self.swept = Some(now.last(brought.took));
+            self.swept.add(now.last(brought.took));
         }
         if is_sweep && self.stream.is_keyed && is_full {
             // Many messages wait here behind others of their key, or there is too little room: the walk finds them.
@@ -331,7 +331,7 @@ impl Lanes {
     /// Any lane may have messages below its floor: the next claim of each lane is a sweep.
     pub(super) fn forget_places(&mut self) {
         for lane in &mut self.lanes {
-            lane.swept = None;
+            lane.swept = LastTwo::default();
             lane.is_done = false;
         }
     }
@@ -346,7 +346,7 @@ impl Lanes {
                 continue;
             };
             state.is_asked = true;
-            state.swept = Some(now.last(took));
+            state.swept = LastTwo::slow(now.last(took));
             state.is_swept_in_look = true;
             if lane.after > Position::START {
                 state.floor = state.floor.max(now.recently(OVERLAP));

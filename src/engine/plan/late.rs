@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::pace::{Last, Pace};
+use super::pace::{Last, LastTwo, Pace};
 use super::search::{Finished, Search, SearchOutcome, SearchPass, WalkAgain};
 use crate::engine::claim::sql::claim::Position;
 use crate::engine::claim::sql::late::LookForLate;
@@ -40,9 +40,8 @@ pub(super) struct Late {
     in_flight: Option<(i64, Writers)>,
     /// When the last round began.
     began: Option<Instant>,
-    /// The last query, and how long the query before took.
-    last: Option<Last>,
-    before: Duration,
+    /// The last queries.
+    last: LastTwo,
 }
 
 impl Late {
@@ -59,14 +58,12 @@ impl Late {
 
     /// When the next query may be made.
     fn due_at(&self) -> Option<Instant> {
-        let last = self.last?;
+        let last = self.last.last()?;
         let interval = match self.in_flight {
             Some(_) => Duration::ZERO,
             None => INTERVAL,
         };
-        // A single slow query may have waited for something else.
-        let took = last.took.min(self.before);
-        Some(Pace::of_search(interval).next(Last { took, ..last }))
+        Some(Pace::of_search(interval).next(last))
     }
 
     fn is_of_use(&self, passed: Option<Position>) -> bool {
@@ -76,8 +73,7 @@ impl Late {
     /// A query has found these writers and read up to this sequence; `None`: to the end. Returns `true` if no late
     /// message is missed from now on; earlier ones may have been missed.
     fn read(&mut self, last: Last, upto: Option<i64>, writers: Writers) -> bool {
-        self.before = self.last.map_or(Duration::ZERO, |last| last.took);
-        self.last = Some(last);
+        self.last.add(last);
         if self.in_flight.is_none() {
             self.began = Some(last.ended);
         }
@@ -109,8 +105,7 @@ impl Late {
         *self = Self {
             newest: self.newest,
             began: Some(last.ended),
-            last: Some(last),
-            before: last.took,
+            last: LastTwo::slow(last),
             is_known: true,
             ..Self::default()
         };

@@ -29,6 +29,38 @@ impl Last {
     }
 }
 
+/// The last two times that the work was done. A single slow one may have waited for something else: the shorter of both
+/// counts.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct LastTwo {
+    last: Option<Last>,
+    before: Duration,
+}
+
+impl LastTwo {
+    /// This time was slow, and no accident.
+    pub(super) fn slow(last: Last) -> Self {
+        Self {
+            last: Some(last),
+            before: last.took,
+        }
+    }
+
+    pub(super) fn add(&mut self, last: Last) {
+        self.before = self.last.map_or(Duration::ZERO, |last| last.took);
+        self.last = Some(last);
+    }
+
+    /// The last time, with the shorter duration. `None`: the work was never done.
+    pub(super) fn last(self) -> Option<Last> {
+        let took = |last: Last| last.took.min(self.before);
+        self.last.map(|last| Last {
+            took: took(last),
+            ..last
+        })
+    }
+}
+
 /// Searches take at most a twentieth of the time. If an old snapshot keeps a million dead entries in an index, a search
 /// may read them all.
 pub(super) const REST: u32 = 20;
@@ -69,5 +101,22 @@ mod tests {
         assert_eq!(pace.next(last(second)), ended + 20 * second);
         assert!(!pace.is_due(ended + second, Some(last(second))));
         assert!(pace.is_due(ended + second, Some(last(Duration::ZERO))));
+    }
+
+    #[test]
+    fn one_slow_time_does_not_count_and_two_do() {
+        let (ended, slow, fast) = (Instant::now(), Duration::from_secs(1), Duration::ZERO);
+        let mut times = LastTwo::default();
+        assert!(times.last().is_none());
+        let mut add = |took| {
+            times.add(Last { ended, took });
+            times.last().map(|last| last.took)
+        };
+        assert_eq!(add(slow), Some(fast));
+        assert_eq!(add(slow), Some(slow));
+        assert_eq!(add(fast), Some(fast));
+        assert_eq!(add(slow), Some(fast));
+        let no_accident = LastTwo::slow(Last { ended, took: slow });
+        assert_eq!(no_accident.last().map(|last| last.took), Some(slow));
     }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::pace::{Last, Pace};
 use super::ranges::Ranges;
-use super::rounds::{Round, Rounds};
+use super::rounds::Rounds;
 use super::search::{EveryOther, Finished, Search, SearchOutcome, SearchPass, WalkAgain};
 use crate::engine::claim::sql::page::SearchPlace;
 use crate::engine::claim::sql::search::Ask;
@@ -47,11 +47,12 @@ impl Patrol {
         if !self.is_wanted(now) || self.rounds.place().is_some() {
             return None;
         }
-        let after = |last: &Round| match last.has_left {
-            true => QUICK.next(last.last),
-            false => PACE.next(last.last),
+        let pace = match &self.rounds.last {
+            Some(last) if last.has_left => QUICK,
+            _ => PACE,
         };
-        Some(self.rounds.last.as_ref().map_or(now, after))
+        let last = self.rounds.times.last();
+        Some(last.map_or(now, |last| pace.next(last)))
     }
 
     /// The range was read up to here. `has_left`: some messages were left for want of room.

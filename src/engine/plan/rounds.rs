@@ -2,13 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use super::pace::Last;
+use super::pace::{Last, LastTwo};
 
 /// The current round with its place, and the last completed round.
 #[derive(Debug, Default)]
 pub(super) struct Rounds<P> {
     pub(super) in_flight: Option<(P, Round)>,
     pub(super) last: Option<Round>,
+    /// The last completed rounds.
+    pub(super) times: LastTwo,
 }
 
 #[derive(Debug)]
@@ -50,6 +52,7 @@ impl<P: Default> Rounds<P> {
     pub(super) fn end(&mut self, now: Instant) {
         if let Some((_, mut round)) = self.in_flight.take() {
             round.last.ended = now;
+            self.times.add(round.last);
             self.last = Some(round);
         }
     }

@@ -41,7 +41,7 @@ impl Walk {
             true => QUICK,
             false => PACE,
         };
-        pace.is_due(now, Some(last.last))
+        pace.is_due(now, self.rounds.times.last())
     }
 
     /// Requests another round, as soon as one may begin.
@@ -122,7 +122,7 @@ impl Search for Walk {
     fn again_at(&self, pass: &SearchPass) -> Option<Instant> {
         let is_owed = !self.is_in_round() && pass.has_keyed;
         let last = self.rounds.last.as_ref().filter(|_| is_owed)?;
-        let at = PACE.next(last.last);
+        let at = PACE.next(self.rounds.times.last()?);
         (last.began < pass.since && at >= pass.since).then_some(at)
     }
 
@@ -144,6 +144,11 @@ mod tests {
         let first = walk.ask(&SearchPass::at(asked));
         assert!(first.is_some(), "the first round begins at once");
         let ended = asked + Duration::from_secs(1);
+        let slow = Last {
+            ended,
+            took: Duration::from_secs(1),
+        };
+        walk.rounds.times.add(slow);
         walk.read(ended, None, Duration::from_secs(1), false);
         assert_eq!(walk.again_at(&SearchPass::at(asked)), None);
         let asked = ended + Duration::from_millis(1);

@@ -139,12 +139,15 @@ impl SetAside {
 }
 
 impl<D: Database> Settler<'_, D> {
-    /// Takes the runs apart, and puts messages of topics with a recent refusal aside. Returns the others.
-    pub(crate) fn set_suspects_apart(&mut self, mut batch: Vec<Settlement>) -> Vec<Settlement> {
-        if batch.iter().any(|one| !one.behind.is_empty()) {
-            batch = batch.into_iter().flat_map(Settlement::apart).collect();
-        }
-        let (suspects, others) = self.aside.take_suspects(batch);
+    /// Takes the runs apart, and sets aside what would hold up the others: locked messages, and those of topics with a
+    /// recent refusal. Returns the others.
+    pub(crate) fn set_apart(&mut self, batch: Vec<Settlement>) -> Vec<Settlement> {
+        let batch = match batch.iter().any(|one| !one.behind.is_empty()) {
+            true => batch.into_iter().flat_map(Settlement::apart).collect(),
+            false => batch,
+        };
+        let free = self.without_locked(batch);
+        let (suspects, others) = self.aside.take_suspects(free);
         let mut classes: BTreeMap<_, Vec<Settlement>> = BTreeMap::new();
         for one in suspects {
             classes.entry(one.class()).or_default().push(one);
@@ -229,6 +232,21 @@ impl<D: Database> Settler<'_, D> {
         log::warn!(event = "settle_locked", sequence = sequence, messages = messages; "another session has locked {messages} messages, among them message {sequence}: their results are recorded when it ends its transaction (see pg_stat_activity)");
         self.aside.wait_for_locks(locked);
         free
+    }
+
+    /// While another session keeps messages locked, it may have locked some of these, too: sets them aside, so that the
+    /// settle does not wait for them. Returns the others.
+    pub(super) fn without_locked(&mut self, group: Vec<Settlement>) -> Vec<Settlement> {
+        if !self.aside.has_locked() {
+            return group;
+        }
+        match self.by_lock(group) {
+            Ok((locked, free)) => {
+                self.aside.wait_for_locks(locked);
+                free
+            }
+            Err(group) => group,
+        }
     }
 
     /// Settles those of these messages that are no longer locked.

@@ -220,7 +220,8 @@ impl<D: Database> Settler<'_, D> {
         if self.splits.next_piece(now).is_none_or(|at| at > now) {
             return;
         }
-        let mut group = self.splits.take_next();
+        let group = self.splits.take_next();
+        let mut group = self.without_locked(group);
         let parts =
             |all: &[Settlement]| -> usize { all.iter().map(|one| one.unplaced().len()).sum() };
         let before = parts(&group);
