@@ -148,6 +148,9 @@ impl<'w> Link<'w> {
         }
         if let Trouble::TimesOut(limit) = trouble {
             stage.pass(self.process, limit);
+            if !self.is_connected() {
+                return Err(self.loses());
+            }
             self.disconnect();
             self.has_timed_out = true;
             return Err(failure(DatabaseErrorKind::Unknown, "canceling statement"));
@@ -474,13 +477,16 @@ impl Database for Link<'_> {
         if self.is_too_long(moment, time_for(range)) {
             return Ok(None);
         }
-        self.ask(|tables, _, broken, changes| match broken {
-            Some(Broken::UndoesNothing) => Some(Released {
+        let released = self.ask(|tables, _, broken, changes| match broken {
+            Some(Broken::UndoesNothing) => Released {
                 messages: 0,
                 are_some_locked: false,
-            }),
-            _ => Some(tables.release_unknown(lease, range, known, changes)),
-        })
+            },
+            _ => tables.release_unknown(lease, range, known, changes),
+        })?;
+        let (stage, process) = (self.stage, self.process);
+        stage.tell(|| format!("process {process} undoes {range:?} but {known:?}: {released:?}"));
+        Ok(Some(released))
     }
 
     fn settle(&mut self, _: AfterRefusal, settle: &Settle<'_>) -> DatabaseResult<(Written, Batch)> {
