@@ -15,11 +15,12 @@ use crate::clock;
 use crate::engine::host::shared::Shared;
 use crate::engine::observe::metrics::Dispatches;
 use crate::engine::plan::to::To;
+use crate::engine::send::SenderThread;
 use crate::engine::send::bulkhead::Bulkhead;
+use crate::engine::send::desk::Desk;
 use crate::engine::send::gate::{Admission, Pass, Standing};
 use crate::engine::send::job::Job;
 use crate::engine::send::run::{Run, Sent};
-use crate::engine::send::{Desk, SenderThread};
 use crate::engine::settle::settlement::{NobodyListens, Outcomes, Settlement};
 use crate::log;
 

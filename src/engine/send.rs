@@ -5,6 +5,7 @@ pub(crate) mod breaker;
 mod bucket;
 pub(crate) mod bulkhead;
 pub(crate) mod calls;
+pub(crate) mod desk;
 pub(crate) mod gate;
 pub(crate) mod job;
 pub(crate) mod limits;
@@ -16,11 +17,11 @@ pub(crate) mod verdict;
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use self::batch::{Gathered, answered, telling};
-use self::bulkhead::{Bulkhead, SendsTo};
+use self::bulkhead::SendsTo;
 use self::calls::Calls;
+use self::desk::{Begun, Desk};
 use self::gate::Pass;
 use self::job::{Job, is_expired};
 use self::run::{Run, Sent};
@@ -28,17 +29,13 @@ use self::verdict::Verdict;
 use super::host::shared::Shared;
 use super::host::threads::{MARGIN, Stay, Within};
 use super::lease::sql::lease::LeaseId;
-use super::observe::metrics::{Dispatches, OfDestination};
+use super::observe::metrics::Dispatches;
 use super::observe::spans::{Span, Spans};
-use super::plan::to::To;
 use super::settle::settlement::{NobodyListens, Outcomes, Settlement};
 use super::settle::sql::settle::Claim;
-use crate::config::RequestBatch;
-use crate::dispatch::{Dispatcher, Failure, Outcome, caught, fence};
-use crate::lock::lock;
+use crate::dispatch::{Outcome, caught, fence};
 use crate::log;
 use crate::message::Message;
-use crate::status::ReasonCode;
 
 /// Sends until the queue is closed and empty. If the relay stops, the lease is lost or the destination's gate is
 /// closed, the thread releases the messages of the queue unsent.
@@ -78,16 +75,6 @@ pub(crate) struct SenderThread<'a> {
     pub(crate) sending: &'a Stay,
 }
 
-/// Reports the outcome of sends: to metrics, observers, the gate and the settlers.
-pub(crate) struct Desk<'a> {
-    shared: &'a Arc<Shared>,
-    bulkhead: &'a Bulkhead,
-    metrics: &'a OfDestination,
-    /// Of this thread alone.
-    dispatches: &'a RefCell<Dispatches>,
-    outcomes: &'a Outcomes,
-}
-
 impl SenderThread<'_> {
     fn send_single(&self) -> Result<(), NobodyListens> {
         for job in &self.desk.bulkhead.jobs {
@@ -95,48 +82,6 @@ impl SenderThread<'_> {
             self.send_alone(Run::begin(job))?;
         }
         Ok(())
-    }
-
-    fn send_batched(
-        &self,
-        dispatcher: &dyn Dispatcher,
-        limits: RequestBatch,
-        gathering: &Mutex<()>,
-    ) -> Result<(), NobodyListens> {
-        let mut left = None;
-        loop {
-            let turn = lock(gathering);
-            let Some(first) = left.take().or_else(|| self.desk.bulkhead.jobs.recv().ok()) else {
-                return Ok(());
-            };
-            let gathered;
-            (gathered, left) = self.gather(first, limits);
-            drop(turn);
-            self.ring_for_room();
-            self.send_together(dispatcher, gathered.together)?;
-            for job in gathered.alone {
-                self.send_alone(Run::begin(job))?;
-            }
-        }
-    }
-
-    /// Gathers messages until the request is full or its time has passed. Also returns a run that is left for the next
-    /// request.
-    fn gather(&self, first: Job, limits: RequestBatch) -> (Gathered, Option<Job>) {
-        let until = Instant::now() + limits.linger;
-        let mut gathered = Gathered::default();
-        let mut next = Some(first);
-        while let Some(job) = next {
-            if !gathered.fits(&job, limits) {
-                return (gathered, Some(job));
-            }
-            gathered.add(job);
-            next = match gathered.is_full(limits) {
-                true => None,
-                false => self.desk.bulkhead.jobs.recv_deadline(until).ok(),
-            };
-        }
-        (gathered, None)
     }
 
     fn ring_for_room(&self) {
@@ -254,115 +199,6 @@ impl SenderThread<'_> {
         handlers.call(*message, span, Box::new(conclude));
     }
 
-    /// Sends several runs by one request.
-    fn send_together(
-        &self,
-        dispatcher: &dyn Dispatcher,
-        mut jobs: Vec<Job>,
-    ) -> Result<(), NobodyListens> {
-        let (desk, gate) = (&self.desk, &self.desk.bulkhead.gate);
-        let is_wanted = || jobs.iter().any(|job| self.may_send(job.lease));
-        let Some(pass) = gate.guard(|| gate.admit(is_wanted)).flatten() else {
-            let released = |job| desk.outcomes.send(desk.settlement(job, Verdict::Released));
-            return jobs.into_iter().try_for_each(released);
-        };
-        let sending = self.begin(jobs.iter().map(Job::len).sum());
-        let each = jobs.iter().flat_map(Job::messages);
-        each.for_each(|message| self.tell_sending(message));
-        let began = Instant::now();
-        let mut alone = self.take_unsent(&mut jobs, began)?;
-        let (settled, left) = match jobs.is_empty() {
-            true => {
-                gate.return_pass(&pass);
-                Default::default()
-            }
-            false => self.request(dispatcher, jobs, &pass, began),
-        };
-        drop(sending);
-        for settlement in settled {
-            desk.outcomes.send(settlement)?;
-        }
-        alone.extend(left);
-        alone.into_iter().try_for_each(|run| self.send_alone(run))
-    }
-
-    /// Settles the messages that must not be sent any more. Returns the runs with such a message: a run that ends early is
-    /// not one request.
-    fn take_unsent(
-        &self,
-        jobs: &mut Vec<Job>,
-        now: Instant,
-    ) -> Result<Vec<(Job, Run)>, NobodyListens> {
-        let mut alone = Vec::new();
-        for job in std::mem::take(jobs) {
-            let unsent = |job: &Job| job.unsent.clone().or_else(|| self.unsent(job, now));
-            let unsent = job.each().find_map(unsent);
-            match unsent {
-                None => jobs.push(job),
-                Some(verdict) if job.behind.is_empty() => {
-                    let settlement = self.desk.settlement(job, verdict);
-                    self.desk.outcomes.send(settlement)?;
-                }
-                Some(_) => alone.push(Run::begin(job)),
-            }
-        }
-        Ok(alone)
-    }
-
-    /// Makes one request with the messages of these runs, and reports its outcomes. Returns the results, and what is left to
-    /// be sent alone.
-    fn request(
-        &self,
-        dispatcher: &dyn Dispatcher,
-        jobs: Vec<Job>,
-        pass: &Pass,
-        began: Instant,
-    ) -> (Vec<Settlement>, Vec<(Job, Run)>) {
-        let (desk, bulkhead) = (&self.desk, self.desk.bulkhead);
-        let (mut messages, mut runs) = (Vec::new(), Vec::new());
-        for mut job in jobs {
-            runs.push((job.lease, job.len()));
-            let behind = std::mem::take(&mut job.behind);
-            for job in std::iter::once(job).chain(behind) {
-                desk.metrics.waited(job.message.claimed, began);
-                messages.push(*job.message);
-            }
-        }
-        let spans = Spans::of(&messages, &bulkhead.name);
-        let outcomes = spans.within(|| dispatch_batch(dispatcher, &messages));
-        spans.end(&outcomes);
-        let latency = began.elapsed();
-        bulkhead.gate.guard(|| {
-            desk.learn(latency);
-            for (message, outcome) in messages.iter().zip(&outcomes) {
-                desk.tell_sent(message, outcome, latency);
-            }
-            match telling(runs.iter().map(|(_, count)| *count), &outcomes) {
-                Some(telling) => desk.record(pass, telling),
-                None => bulkhead.gate.return_pass(pass),
-            }
-        });
-        let mut messages = messages.into_iter();
-        let run = |(lease, count)| {
-            let mut each = messages.by_ref().take(count).map(|message| Job {
-                message: Box::new(message),
-                lease,
-                to: To::Bulkhead(bulkhead.number),
-                member: None,
-                registration: None,
-                unsent: None,
-                terms: bulkhead.limits.terms,
-                behind: Vec::new(),
-            });
-            let mut first = each.next()?;
-            first.behind = each.collect();
-            Some(first)
-        };
-        let sent = runs.into_iter().filter_map(run).collect();
-        let conclude = |job, outcome| desk.concluded(job, outcome, latency);
-        answered(sent, outcomes, &self.desk.shared.bulkheads, conclude)
-    }
-
     /// Begins a send. The limit grows with `messages`, because a dispatcher may send them one after the other.
     fn begin(&self, messages: usize) -> Within<'_> {
         let messages = u32::try_from(messages).unwrap_or(u32::MAX);
@@ -388,86 +224,4 @@ impl SenderThread<'_> {
     fn may_send(&self, lease: LeaseId) -> bool {
         !self.desk.shared.is_stopping() && self.desk.shared.lease.may_send(lease)
     }
-}
-
-/// A message that is being sent.
-struct Begun {
-    job: Job,
-    pass: Pass,
-    spans: Spans,
-    began: Instant,
-}
-
-impl<'a> Desk<'a> {
-    pub(crate) fn new(
-        shared: &'a Arc<Shared>,
-        bulkhead: &'a Bulkhead,
-        dispatches: &'a RefCell<Dispatches>,
-        outcomes: &'a Outcomes,
-    ) -> Self {
-        Self {
-            shared,
-            bulkhead,
-            metrics: &shared.metrics.destinations[bulkhead.number],
-            dispatches,
-            outcomes,
-        }
-    }
-
-    /// Reports the end of a send. Returns the settlement, and how long the send took.
-    fn ended(&self, begun: Begun, outcome: Outcome) -> (Settlement, Duration) {
-        let took = begun.began.elapsed();
-        self.bulkhead.gate.guard(|| {
-            self.learn(took);
-            self.tell_sent(&begun.job.message, &outcome, took);
-            begun.spans.end(std::slice::from_ref(&outcome));
-            self.record(&begun.pass, &outcome);
-        });
-        (self.concluded(begun.job, outcome, took), took)
-    }
-
-    fn learn(&self, took: Duration) {
-        self.bulkhead.learn(took);
-        self.metrics.send_seconds.record(took.as_secs_f64());
-    }
-
-    fn tell_sent(&self, message: &Message, outcome: &Outcome, took: Duration) {
-        (self.dispatches.borrow_mut()).sent(&message.topic, outcome, took);
-        let (observers, name) = (&self.shared.observers, &self.bulkhead.name);
-        observers.tell(message, |one| one.sent(message, name, outcome, took));
-    }
-
-    fn record(&self, pass: &Pass, outcome: &Outcome) {
-        if self.bulkhead.gate.record(pass, outcome) {
-            // The claimer records the change of the gate in the table.
-            self.shared.signals.doorbell.ring();
-        }
-    }
-
-    fn concluded(&self, job: Job, outcome: Outcome, took: Duration) -> Settlement {
-        let (attempts, retries) = (job.message.attempts, &self.bulkhead.limits.retries);
-        let gate = &self.bulkhead.gate;
-        let verdict = gate.guard(|| Verdict::of_outcome(outcome, attempts, retries));
-        let verdict = verdict.unwrap_or(Verdict::Released);
-        Settlement::new(job, &self.shared.bulkheads, verdict, took)
-    }
-
-    /// The settlement of a message that is not sent.
-    fn settlement(&self, job: Job, verdict: Verdict) -> Settlement {
-        Settlement::unsent(job, &self.shared.bulkheads, verdict)
-    }
-}
-
-fn dispatch_batch(dispatcher: &dyn Dispatcher, messages: &[Message]) -> Vec<Outcome> {
-    let outcomes = match caught(&messages[0], || dispatcher.dispatch_batch(messages)) {
-        Ok(outcomes) => outcomes,
-        Err(failure) => vec![Outcome::Retry(failure); messages.len()],
-    };
-    if outcomes.len() == messages.len() {
-        return outcomes;
-    }
-    let (returned, count) = (outcomes.len(), messages.len());
-    let error = format!("the dispatcher returned {returned} outcomes for {count} messages");
-    let failure = Failure::new(ReasonCode::Failed, error);
-    vec![Outcome::Retry(failure); messages.len()]
 }

@@ -5,6 +5,7 @@ mod next;
 pub(crate) mod settlement;
 mod splits;
 pub(crate) mod sql;
+mod tell;
 pub(crate) mod written;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -13,12 +14,9 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use self::aside::SetAside;
-use self::next::look_at_the_next;
-use self::settlement::{Failures, Kind, Settlement, log_conflict, log_settled};
+use self::settlement::{Failures, Kind, Settlement};
 use self::splits::Splits;
-use self::sql::settle::Trace;
 use self::sql::split::Piece;
-use self::sql::whereabouts::Whereabouts;
 use super::claim::doubt::RanBy;
 use super::claim::sql::claim::Topic;
 use super::claim::told::Told;
@@ -28,12 +26,10 @@ use super::host::shared::Shared;
 use super::host::sql::connection::Plans;
 use super::host::threads::Post;
 use super::lease::sql::lease::LeaseId;
-use super::plan::{Report, Returned};
 use super::send::pauses;
 use super::workers::Workers;
 use crate::clock;
 use crate::error::DatabaseError;
-use crate::status::ReasonCode;
 
 /// How long a busy settler gathers outcomes, and how often it checks meanwhile whether the senders have run out of
 /// work.
@@ -285,17 +281,7 @@ impl<'a, D: Database> Settler<'a, D> {
         let ended: Vec<&Settlement> = ended.flat_map(Settlement::each).collect();
         let settled = self.settled(&ended, written.changed)?;
         self.report(kind, &ended, &settled, &written.in_conflict, now);
-        if matches!(kind, Kind::Split | Kind::Released) {
-            let topics = ended.iter().flat_map(|one| one.topics_before());
-            let begun = |one| Some((one, unfinished.get(&Settlement::sequence(one))?.as_deref()?));
-            let begun = group.iter().filter_map(begun);
-            let topics = topics.chain(begun.flat_map(|(one, last)| one.topics_up_to(last)));
-            // Parts with a key wait until their message is gone.
-            let keys = ended.iter().flat_map(|one| one.keys_before());
-            shared.tell_claimer(Told::Report(Report::Returned(Returned::new(topics, keys))));
-        } else {
-            look_at_the_next(shared, group, &seen_to);
-        }
+        self.tell_claimer(kind, group, &ended, &unfinished, &seen_to);
         if kind == Kind::Split {
             self.splits.took(took);
             // The new rows of the fan-out are ready to be claimed.
@@ -335,55 +321,6 @@ impl<'a, D: Database> Settler<'a, D> {
         Ok(settled)
     }
 
-    /// Counts and reports these messages: settled as they should be, settled as dead letters because they are
-    /// `in_conflict`, or no longer held by this lease.
-    fn report(
-        &mut self,
-        kind: Kind,
-        ended: &[&Settlement],
-        settled: &HashSet<i64>,
-        in_conflict: &[i64],
-        now: Instant,
-    ) {
-        let shared = self.shared;
-        let is_settled = |one: &&Settlement| settled.contains(&one.sequence());
-        let (settled, conflicts): (Vec<&Settlement>, Vec<_>) =
-            ended.iter().copied().partition(is_settled);
-        let is_dead = |one: &&Settlement| in_conflict.contains(&one.sequence());
-        let (dead, done): (Vec<&Settlement>, Vec<_>) = settled.into_iter().partition(is_dead);
-        shared.count(|stats| {
-            stats.settles += 1;
-            stats.conflicts += conflicts.len() as u64;
-            stats.dead += dead.len() as u64;
-            *match kind {
-                Kind::Delivered => &mut stats.delivered,
-                Kind::NoSubscriber => &mut stats.no_subscriber,
-                Kind::Deduplicated => &mut stats.deduplicated,
-                Kind::Retry => &mut stats.retried,
-                Kind::Waiting => &mut stats.waiting,
-                Kind::Dead => &mut stats.dead,
-                Kind::Cancelled => &mut stats.cancelled,
-                Kind::Split => &mut stats.split,
-                Kind::Released => &mut stats.released,
-            } += done.len() as u64;
-        });
-        shared.metrics.conflicts.increment(conflicts.len() as u64);
-        let topics = || done.iter().map(|one| one.message.topic.as_str());
-        if kind == Kind::NoSubscriber {
-            shared.unwanted.note(topics(), now);
-        }
-        let is_undeclared = |one: &&Settlement| {
-            (one.failure()).is_some_and(|failure| failure.code == ReasonCode::UnknownTopic)
-        };
-        if done.iter().any(is_undeclared) {
-            shared.undeclared.note(topics(), now);
-        }
-        done.into_iter().for_each(|one| self.tell(one, now));
-        dead.into_iter()
-            .for_each(|one| self.tell(&one.in_conflict(), now));
-        self.tell_conflicts(kind, &conflicts);
-    }
-
     fn leave_custody(&self, lease: LeaseId, ended: &[&Settlement]) {
         let custody = &self.shared.custody;
         let prefetched = self.shared.prefetched(ended.iter().map(|one| one.to));
@@ -406,39 +343,6 @@ impl<'a, D: Database> Settler<'a, D> {
         if is_in_doubt && !shared.is_stopping() {
             let lease = shared.lease.current().unwrap_or(lease);
             shared.custody.begin_doubt(lease, RanBy::Only(Vec::new()));
-        }
-    }
-
-    /// Reports a settled message to the log, the metrics and the observers.
-    fn tell(&mut self, settlement: &Settlement, now: Instant) {
-        let shared = self.shared;
-        shared.metrics.of(settlement.to).settled(settlement, now);
-        log_settled(settlement, shared, &mut self.failures, now);
-        if let Some(settled) = settlement.told(&shared.bulkheads) {
-            let message = &settlement.message;
-            shared.observers.tell(message, |one| one.settled(&settled));
-        }
-    }
-
-    /// Logs the current state of each message that this lease no longer held. If the query fails, the outage is logged
-    /// elsewhere; the outcome is lost in any case.
-    fn tell_conflicts(&mut self, kind: Kind, conflicts: &[&Settlement]) {
-        if conflicts.is_empty() {
-            return;
-        }
-        let missed: Vec<Trace> = conflicts.iter().map(|one| one.trace()).collect();
-        let found = self.db.whereabouts(&missed);
-        let mut discarded = Vec::new();
-        for settlement in conflicts {
-            let is_it = |standing: &&Whereabouts| standing.sequence == settlement.sequence();
-            let found = found.as_ref().map(|found| found.iter().find(is_it));
-            let why = log_conflict(settlement, self.shared, found);
-            discarded.push(settlement.discarded(&self.shared.bulkheads, &why));
-        }
-        // Of a message that was not sent, no result is lost.
-        if !matches!(kind, Kind::Split | Kind::Released | Kind::Waiting) {
-            // An outage is logged by the session, and the log has the conflict.
-            let _ = self.db.note_conflicts(&discarded);
         }
     }
 }

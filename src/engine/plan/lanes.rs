@@ -150,7 +150,8 @@ impl LaneState {
     /// walk answers that question.
     fn is_sweep_due(&self, now: Instant, is_asked: bool) -> bool {
         let may_be_wanted = is_asked && !self.stream.is_keyed;
-        (may_be_wanted && self.is_quiet && !self.is_swept_in_look) || SWEEPS.is_due(now, self.swept.last())
+        (may_be_wanted && self.is_quiet && !self.is_swept_in_look)
+            || SWEEPS.is_due(now, self.swept.last())
     }
 
     /// The time of the sweep that this look has left out. No notification announces the messages that only a sweep
