@@ -133,6 +133,12 @@ impl Page {
         serde_json::from_str(&answer.body).expect("JSON")
     }
 
+    /// Sends a DELETE without body, as a program does.
+    pub fn delete(&self, path: &str) -> serde_json::Value {
+        let answer = self.request(&format!("DELETE /api/v1{path}"), &[], "");
+        serde_json::from_str(&answer.body).expect("JSON")
+    }
+
     /// Logs in with the token. Returns the cookie.
     pub fn log_in(&self) -> String {
         let answer = self.post("/login", "", &format!("token={TOKEN}&name=ann"));

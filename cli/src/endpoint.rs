@@ -1,5 +1,6 @@
 //! `diesel-outbox endpoint`
 
+mod change;
 mod deliveries;
 mod policy;
 mod recover;
@@ -11,25 +12,25 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Result, bail};
 use clap::builder::PossibleValuesParser;
 use diesel::{Connection, PgConnection};
-use diesel_outbox::admin::{self, Bulk, Note, Selection};
+use diesel_outbox::admin::Note;
 use diesel_outbox::config::{Auth, Config, SigningSecret, Verification};
 use diesel_outbox::endpoints::{Endpoint, EndpointError, EndpointFilter, Endpoints, Hand};
 use diesel_outbox::program::{self, Act, PolicyOption, parse_duration};
 use diesel_outbox::{ConfigError, Outbox, OutboxName};
-use diesel_outbox_pages::pause::{state_in_words, while_disabled};
+use diesel_outbox_pages::pause::state_in_words;
 use diesel_outbox_pages::text::without_credentials;
 use secrecy::ExposeSecret;
 use serde::Serialize;
 use serde_json::Value;
 use uuid::Uuid;
 
+use self::change::OfEndpoint;
 use self::policy::PolicyFlags;
 
-use crate::confirm::confirmed;
 use crate::connection::connect;
 use crate::output;
 use crate::settings::SettingFlags;
-use crate::signed::{Signed, Who};
+use crate::signed::Signed;
 
 /// The actions of `endpoint`.
 #[derive(Debug, clap::Subcommand)]
@@ -50,34 +51,9 @@ pub(crate) enum Action {
     /// Register an endpoint with a new secret, or change the given values of an existing endpoint.
     /// `endpoint show NAME --reveal` prints the secret
     Put(Box<Put>),
-    /// Enable an endpoint
-    Enable {
-        /// Name of the endpoint
-        name: String,
-        #[command(flatten)]
-        signed: Signed,
-    },
-    /// Disable an endpoint: it gets no new messages, and those already addressed to it wait. `pause destination` lets new ones
-    /// wait, too
-    Disable {
-        /// Name of the endpoint
-        name: String,
-        /// Reason, shown with the endpoint [default: the reason that it is disabled for by an operator, else OPERATOR]
-        #[arg(long, alias = "why", value_name = "TEXT")]
-        reason: Option<String>,
-        #[command(flatten)]
-        who: Who,
-    },
-    /// Remove an endpoint; its waiting messages end as cancelled ones do, and leave no dead letters
-    Remove {
-        /// Name of the endpoint
-        name: String,
-        /// Skip the confirmation
-        #[arg(long)]
-        yes: bool,
-        #[command(flatten)]
-        signed: Signed,
-    },
+    /// Enable, disable or remove it
+    #[command(flatten)]
+    Change(OfEndpoint),
     /// Create a new secret and print the key for the receiver; the old secret also signs for a while
     Rotate {
         /// Name of the endpoint
@@ -278,62 +254,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             }
             Ok(())
         }
-        Action::Enable { name, signed } => match program::audited(
-            conn,
-            table,
-            &signed.note(),
-            Act::EnableEndpoint,
-            name,
-            |conn| endpoints.enable(conn, name),
-        )? {
-            true => {
-                let name = output::shown(name);
-                output::line(format!(
-                    "{name} is enabled; messages that wait for their next attempt keep its time: `diesel-outbox message retry --destination {name}` sends them now"
-                ))
-            }
-            false => missing(name),
-        },
-        Action::Disable { name, reason, who } => {
-            let reason = match reason {
-                Some(reason) => reason.clone(),
-                None => earlier_reason(conn, endpoints, name)?,
-            };
-            match program::audited(
-                conn,
-                table,
-                &who.note(&reason),
-                Act::DisableEndpoint,
-                name,
-                |conn| endpoints.disable(conn, name, &reason),
-            )? {
-                true => output::line(format!(
-                    "{} is disabled. {}",
-                    output::shown(name),
-                    while_disabled(&config)
-                )),
-                false => missing(name),
-            }
-        }
-        Action::Remove { name, yes, signed } => {
-            if !yes {
-                ask_to_remove(conn, table, &signed.note(), endpoints, name)?;
-            }
-            match program::audited(
-                conn,
-                table,
-                &signed.note(),
-                Act::RemoveEndpoint,
-                name,
-                |conn| endpoints.remove(conn, name),
-            )? {
-                true => output::line(format!(
-                    "{} is removed: messages that wait for it end as cancelled ones do, when they are due",
-                    output::shown(name)
-                )),
-                false => missing(name),
-            }
-        }
+        Action::Change(act) => act.run(conn, endpoints, &config),
         Action::Rotate {
             name,
             asymmetric,
@@ -386,25 +307,12 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
         }
         Action::Deliveries(how) => deliveries::list(conn, endpoints, how),
         Action::SendAgain { name, id, signed } => {
-            let sent =
-                program::audited(conn, table, &signed.note(), Act::SendAgain, name, |conn| {
-                    endpoints.send_again(conn, name, *id)
-                });
+            let sent = program::send_again(conn, endpoints, name, *id, &signed.note());
             deliveries::sent_again(conn, endpoints, (name, *id), sent)
         }
         Action::Recover(what) => recover::recover(conn, table, endpoints, what),
         Action::Backfill(what) => recover::backfill(conn, endpoints, what),
     }
-}
-
-/// Why an operator has disabled the endpoint before; the word for an operator who gave no reason, otherwise.
-fn earlier_reason(conn: &mut PgConnection, endpoints: Endpoints<'_>, name: &str) -> Result<String> {
-    let before = endpoints.get(conn, name)?.filter(|one| {
-        let by_operator = one.disabled_by == Some(Hand::Operator);
-        !one.enabled && by_operator
-    });
-    let reason = before.and_then(|one| one.disabled_reason);
-    Ok(reason.unwrap_or_else(|| "OPERATOR".to_owned()))
 }
 
 fn encrypt(
@@ -443,34 +351,6 @@ fn encrypt(
             names.join(", ")
         ),
     }
-}
-
-/// Says which messages end with an endpoint, and asks.
-fn ask_to_remove(
-    conn: &mut PgConnection,
-    table: &OutboxName,
-    note: &Note,
-    endpoints: Endpoints<'_>,
-    name: &str,
-) -> Result<()> {
-    if endpoints.get(conn, name)?.is_none() {
-        return missing(name);
-    }
-    let waits_for_it = Selection::default().destination(name.to_owned());
-    let count = Bulk::new(note).dry_run();
-    let ends = match admin::cancel_all(conn, table, &waits_for_it, count)?.changed {
-        0 => "no message waits for it".to_owned(),
-        waiting => format!(
-            "{} for it would end unsent, as cancelled ones do",
-            output::counted(waiting, "waiting message", "waiting messages")
-        ),
-    };
-    let question = format!("remove {}? {ends}", output::shown(name));
-    let hint = "endpoint remove asks for confirmation: without a terminal, give --yes";
-    if !confirmed(&question, hint)? {
-        bail!("nothing was removed: {ends}");
-    }
-    Ok(())
 }
 
 fn missing(name: &str) -> Result<()> {

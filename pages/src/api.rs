@@ -322,6 +322,12 @@ impl<S, V> Call<'_, S, V> {
         self.request.query.get(name).map(str::trim)
     }
 
+    /// A parameter that is `true` or `false`; absent: `false`.
+    pub(crate) fn flag(&self, name: &'static str) -> Result<bool, Problem> {
+        let flag = self.asked(name).map_or(Ok(false), str::parse);
+        flag.map_err(|_| Problem::invalid("must be true or false").of_field(name))
+    }
+
     pub(crate) fn limit(&self) -> Result<usize, Problem> {
         let limit = self.asked("limit").map_or(Ok(USUAL), str::parse);
         let limit = limit.ok().filter(|limit| (1..=MOST).contains(limit));

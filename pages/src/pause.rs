@@ -2,10 +2,9 @@
 
 use std::borrow::Cow;
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use diesel_outbox::admin::{Pausable, Pause};
-use diesel_outbox::config::{Config, LedgerPayload};
 use diesel_outbox::endpoints::{Endpoint, EndpointState, Hand};
 use diesel_outbox::program::OPERATOR;
 
@@ -21,31 +20,6 @@ pub fn of<'a>(pauses: &'a [Pause], kind: Pausable, name: &str) -> impl Iterator<
 /// The pause of a destination or topic that ends last, if there is one.
 pub fn find<'a>(pauses: &'a [Pause], kind: Pausable, name: &str) -> Option<&'a Pause> {
     of(pauses, kind, name).max_by_key(|pause| (pause.left.is_none(), pause.left))
-}
-
-/// How long the ledger keeps what a disabled endpoint misses. `None`: it keeps no content.
-pub fn kept_for(config: &Config) -> Option<String> {
-    let time = match config.ledger_payload {
-        LedgerPayload::WithEntry => config.retention,
-        LedgerPayload::For(age) => age,
-        _ => return None,
-    };
-    let hours = time.as_secs() / 3600;
-    Some(match time == Duration::from_secs(hours * 3600) {
-        true => format!("{hours} h"),
-        false => humantime::format_duration(time).to_string(),
-    })
-}
-
-/// What becomes of the messages of a disabled endpoint, with what the ledger of these settings keeps.
-pub fn while_disabled(config: &Config) -> String {
-    let missed = match kept_for(config) {
-        Some(time) => format!("can be recovered for {time}"),
-        None => "cannot be recovered: the ledger keeps no content".to_owned(),
-    };
-    format!(
-        "New messages are not for the endpoint, and those already addressed to it wait. Messages of the time of the disablement {missed}."
-    )
 }
 
 /// What becomes of the messages of a paused endpoint.

@@ -1,9 +1,11 @@
 //! Acts on many messages. Each is one file below, listed once in [`ACTS`]: commands, pages and JSON present what is listed.
+//! Acts on one endpoint are listed in [`ENDPOINT_ACTS`](endpoint::ENDPOINT_ACTS).
 //!
 //! To add one: its file, and its line in [`ACTS`].
 
 mod cancel;
 mod discard;
+pub(crate) mod endpoint;
 pub(crate) mod letters;
 pub(crate) mod pause;
 mod requeue;

@@ -127,6 +127,11 @@ impl Note {
         &self.text
     }
 
+    /// Why; empty: not said.
+    pub(crate) fn why(&self) -> &str {
+        &self.why
+    }
+
     /// Records an act.
     pub(crate) fn audit(
         &self,

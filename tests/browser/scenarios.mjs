@@ -389,6 +389,8 @@ const scenarios = {
     await arrives("The endpoint was disabled here");
     await use("Enable", "Enter");
     await arrives("Enabled.");
+    await use("Remove…", "Enter");
+    await arrives("Events that wait for this endpoint: 0.");
     await use("I know that events waiting for this endpoint are given up and that its secret is deleted", "Space");
     await use("Remove", "Enter");
     await arrives("Removed.");

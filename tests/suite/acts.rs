@@ -1,6 +1,6 @@
 //! Acts on many messages: whoever carries one out, a command, a page or a program, it is the same act.
 
-use diesel_outbox::program::{ACTS, ManyAct};
+use diesel_outbox::program::{ACTS, ENDPOINT_ACTS, EndpointAct, ManyAct};
 use serde_json::json;
 
 use crate::page::Page;
@@ -246,4 +246,148 @@ fn all_that_a_search_finds_are_changed() {
         asked.status == 303 || asked.body.contains("Requeue 1 dead letter?"),
         "{asked:?}"
     );
+}
+
+/// Carries an act out for the endpoint `acme`.
+type OfEndpoint = fn(&Database, &EndpointAct);
+
+const OF_ENDPOINT: [(&str, OfEndpoint); 3] = [
+    ("command", |database, act| {
+        let which = ["endpoint", act.name, "acme", "--who", "local"];
+        let signed = ["--why", "they asked", "--yes"];
+        finish(database.binary(&[which.as_slice(), &signed].concat())).code(0);
+    }),
+    ("page", |database, act| {
+        let page = Page::start(database.binary(&["admin"]));
+        let token = page.get("/endpoints?name=acme").form_token();
+        // The button of the page that asks has no field for the reason.
+        let all = format!("form_token={token}&name=acme&reason=they+asked&sure=yes");
+        let done = page.post(&format!("/endpoint/{}", act.name), "", &all);
+        assert_eq!(done.status, 303, "{done:?}");
+    }),
+    ("JSON", |database, act| {
+        let page = Page::start(database.binary(&["admin"]));
+        let (method, path) = act.route;
+        let path = path.replace("{name}", "acme");
+        let done = match method {
+            "DELETE" => page.delete(&format!("{path}?why=they+asked")),
+            _ => page.json(&path, &json!({ "why": "they asked" })),
+        };
+        assert_eq!(done["done"], true, "{done}");
+    }),
+];
+
+/// A disabled endpoint, and one that is enabled, for which two messages wait.
+fn register(database: &Database, is_enabled: bool) {
+    database.execute(&format!(
+        "INSERT INTO {{o}}_endpoint (name, url, enabled) VALUES ('acme', 'https://acme.example', {is_enabled})"
+    ));
+    database.execute(
+        "INSERT INTO {o} (topic, destination, payload, idempotency_key, registration)
+         SELECT 'order.paid', name, '1', n::text, id FROM {o}_endpoint, generate_series(1, 2) n",
+    );
+}
+
+/// R71, R67: an act on an endpoint is the same through each interface, and says before how many messages wait.
+#[test]
+fn each_act_on_an_endpoint_is_the_same_through_each_interface() {
+    let traces = |database: &Database| {
+        let each = [
+            "SELECT string_agg(concat_ws(' ', name, enabled, disabled_by, disabled_reason), ', ') FROM {o}_endpoint",
+            "SELECT string_agg(concat_ws(' ', who, act, target, why), ', ') FROM {o}_audit",
+        ];
+        each.map(|query| database.text(query).unwrap_or_else(|| "-".to_owned()))
+            .join("\n")
+    };
+    for act in ENDPOINT_ACTS {
+        let mut seen: Vec<(&str, String)> = Vec::new();
+        for (interface, carry_out) in OF_ENDPOINT {
+            let database = Database::new();
+            register(&database, act.name != "enable");
+            let before = traces(&database);
+            let dry = finish(database.binary(&["endpoint", act.name, "acme", "--dry-run"]));
+            let said = dry.code(0).stdout;
+            assert!(said.contains("2 messages wait for it"), "{said}");
+            assert!(said.contains(act.undo), "{said}");
+            assert_eq!(traces(&database), before, "{}: a dry run", act.name);
+            carry_out(&database, act);
+            let after = traces(&database);
+            assert_ne!(before, after, "{} by {interface}", act.name);
+            let signed = format!("local endpoint {} acme they asked", act.name);
+            assert!(after.contains(&signed), "{interface}: {after}");
+            seen.push((interface, after));
+        }
+        let (first, rest) = seen.split_first().expect("interfaces");
+        for (interface, after) in rest {
+            assert_eq!(after, &first.1, "{} by {interface}", act.name);
+        }
+    }
+}
+
+/// R67: a program, too, can ask before what becomes of the messages; an endpoint that is unknown is said.
+#[test]
+fn an_act_on_an_endpoint_says_in_json_what_it_would_do() {
+    let database = Database::new();
+    register(&database, true);
+    let page = Page::start(database.binary(&["admin"]));
+    let disabled = page.json("/endpoints/acme/disable", &json!({ "dry_run": true }));
+    assert_eq!(
+        (&disabled["done"], &disabled["waiting"]),
+        (&json!(false), &json!(2))
+    );
+    let becomes = disabled["becomes"].as_str().expect("words");
+    assert!(becomes.contains("cannot be recovered"), "{becomes}");
+    let removed = page.delete("/endpoints/acme?dry_run=true");
+    assert_eq!(
+        (&removed["done"], &removed["waiting"]),
+        (&json!(false), &json!(2))
+    );
+    assert_eq!(
+        database.text("SELECT count(*)::text FROM {o}_endpoint WHERE enabled"),
+        Some("1".to_owned())
+    );
+    let odd = page.delete("/endpoints/acme?dry_run=yes");
+    assert_eq!(odd["status"], 422, "{odd}");
+    let unknown = finish(database.binary(&["endpoint", "disable", "acme2"]));
+    assert!(unknown.code(1).stderr.contains("there is no endpoint"));
+}
+
+/// R20: the history of a message that is sent to an endpoint again says who has done it, whichever interface was used.
+#[test]
+fn the_history_says_who_has_sent_a_message_again() {
+    let database = Database::new();
+    register(&database, true);
+    database.execute("DELETE FROM {o}");
+    let id = "0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c";
+    let letter = format!(
+        "INSERT INTO {{o}}_dead (sequence, message_id, topic, destination, registration, idempotency_key, payload, created_at,
+                available_at, attempts, reason, last_error)
+         SELECT 1, '{id}', 'order.paid', 'acme', id, 'k', '{{}}', now(), now(), 3, 'REJECTED', '422' FROM {{o}}_endpoint"
+    );
+    let page = Page::start(database.binary(&["admin"]));
+    let each: [(&str, &dyn Fn()); 3] = [
+        ("command", &|| {
+            let which = ["endpoint", "send-again", "acme", id, "--who", "local"];
+            finish(database.binary(&which)).code(0);
+        }),
+        ("page", &|| {
+            let token = page.get("/endpoints?name=acme").form_token();
+            let fields = format!("form_token={token}&name=acme&message={id}");
+            assert_eq!(page.post("/endpoint/send-again", "", &fields).status, 303);
+        }),
+        ("JSON", &|| {
+            let path = format!("/endpoints/acme/deliveries/{id}/send-again");
+            assert_eq!(page.json(&path, &json!({}))["done"], true);
+        }),
+    ];
+    for (interface, send_again) in each {
+        database.execute("DELETE FROM {o}");
+        database.execute("DELETE FROM {o}_attempt");
+        database.execute(&letter);
+        send_again();
+        let who = database.text("SELECT operator FROM {o}_attempt WHERE event = 'requeued'");
+        assert_eq!(who.as_deref(), Some("local"), "by {interface}");
+    }
+    let acts = database.number("SELECT count(*) FROM {o}_audit WHERE act = 'endpoint send-again'");
+    assert_eq!(acts, 3);
 }

@@ -347,7 +347,10 @@ fn all_of_an_endpoint(database: &Database, portal: &Portal) {
             .contains("0 events wait to be sent again")
     );
     let unsure = ann.post("/endpoint/remove", &name);
-    assert_eq!(unsure.status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert_eq!(unsure.status, StatusCode::OK);
+    let waiting = "Events that wait for this endpoint: ";
+    assert!(unsure.text.contains(waiting), "{}", unsure.text);
+    assert_eq!(ann.get(&page).status, StatusCode::OK, "it is asked first");
     ann.post("/endpoint/remove", &[name[0], ("sure", "yes")]);
     assert_eq!(ann.get(&page).status, StatusCode::NOT_FOUND);
     let acts = database.text("SELECT string_agg(act, ',' ORDER BY at) FROM {o}_audit");
@@ -429,6 +432,17 @@ impl Door {
         if self.method == Method::GET || !self.is_json {
             let both = encoded(&rest);
             return spy.ask(self.method.clone(), &format!("{path}?{both}"), &[], &both);
+        }
+        if self.method == Method::DELETE {
+            // Not a dry run.
+            let asked: Vec<(&str, &str)> = (rest.into_iter())
+                .map(|(name, value)| match value {
+                    "yes" => (name, "false"),
+                    value => (name, value),
+                })
+                .collect();
+            let path = format!("{path}?{}", encoded(&asked));
+            return spy.ask(self.method.clone(), &path, &headers, "{}");
         }
         let field = |(name, value): &(&str, &str)| {
             let value = match *name {

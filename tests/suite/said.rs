@@ -45,7 +45,7 @@ fn after_enable_a_failed_message_keeps_its_time_and_the_named_command_sends_it()
     let said = run(&db, &["endpoint", "enable", "acme"]);
     let (_, command) = said.split_once("`diesel-outbox ").expect("a command");
     let (command, does) = command.split_once('`').expect("a command");
-    assert_eq!(does, " sends them now\n");
+    assert_eq!(does, " sends them now.\n");
     assert!(relay.wait_until_idle(Duration::from_secs(60)));
     let list = run(&db, &["message", "list"]);
     assert!(list.contains("not due until"), "{list}");

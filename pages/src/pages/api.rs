@@ -9,8 +9,8 @@ use diesel_outbox::endpoints::{
     Delivery as Delivered, Endpoint as Row, EndpointAnswer, TestAnswer,
 };
 use diesel_outbox::program::{
-    self, ACTS, BlockedKey, Choice, Chosen, HistoryEntry, KnownTopic, LeaseRow, LiveTopic, ManyAct,
-    MessageRecord, OperatorAct,
+    self, ACTS, BlockedKey, Choice, Chosen, ENDPOINT_ACTS, EndpointAct, HistoryEntry, KnownTopic,
+    LeaseRow, LiveTopic, ManyAct, MessageRecord, OperatorAct,
 };
 use diesel_outbox::{Answer, Changed, MessageRef, Sequence};
 use http::{Method, StatusCode};
@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use super::asked::{Asked, Wrong};
 use super::bulk::{Order, since};
-use super::endpoints::change::{Change, test as send_test};
+use super::endpoints::change::{self, test as send_test};
 use super::endpoints::edit::{Written, ask, new_secret, write};
 use super::endpoints::{self, search, url};
 use super::messages::change::{Order as MessageOrder, due};
@@ -67,9 +67,6 @@ static ROUTES: LazyLock<Vec<Route<Site, Guest>>> = LazyLock::new(|| {
         route!(POST "/endpoints", Act, "Register an endpoint.", register_endpoint <- Registration => RegisteredEndpoint, status: StatusCode::CREATED),
         route!(GET "/endpoints/{name}", Look, "An endpoint.", get_endpoint => Endpoint),
         route!(PATCH "/endpoints/{name}", Act, "Change an endpoint.", change_endpoint <- Written => Endpoint),
-        route!(DELETE "/endpoints/{name}", Act, "Remove an endpoint. Its waiting messages end as cancelled ones do, and leave no dead letters.", remove_endpoint <- Nothing => Done),
-        route!(POST "/endpoints/{name}/enable", Act, "Send messages again, and address new ones to the endpoint.", enable_endpoint <- Nothing => Done),
-        route!(POST "/endpoints/{name}/disable", Act, "Address no new messages to the endpoint; those that are wait.", disable_endpoint <- Because => Done),
         route!(POST "/endpoints/{name}/verify", Act, "Ask the endpoint whether it wants messages.", verify_endpoint <- Nothing => Verified, lasts: true),
         route!(POST "/endpoints/{name}/rotate", Act, "Make a new secret.", rotate_secret <- Rotation => Secret),
         route!(POST "/endpoints/{name}/test", Act, "Send a test event now.", test_endpoint <- Nothing => Tested, lasts: true),
@@ -96,6 +93,7 @@ static ROUTES: LazyLock<Vec<Route<Site, Guest>>> = LazyLock::new(|| {
         route!(GET "/relays", Look, "Relays and their leases.", list_relays => Listed<Relay>),
         route!(GET "/audit", Look, "Acts of operators, latest first.", list_acts => Listed<Acted>, query: &["q"], is_list: true),
     ];
+    routes.extend(ENDPOINT_ACTS.iter().map(|act| of_endpoint(act)));
     routes.extend(ACTS.iter().map(|act| many(*act)));
     routes
 });
@@ -523,10 +521,29 @@ struct Registration {
     endpoint: Written,
 }
 
+/// An act on an endpoint.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Because {
+struct OfEndpoint {
+    /// Recorded with the act.
+    #[serde(default)]
     why: String,
+    /// Only says what the act would do.
+    #[serde(default)]
+    dry_run: bool,
+}
+
+/// What an act on an endpoint has done, or would do.
+#[derive(Serialize, JsonSchema)]
+struct EndpointDone {
+    /// `false`: a dry run.
+    done: bool,
+    /// How many messages waited for the endpoint before.
+    waiting: u64,
+    /// What becomes of its messages.
+    becomes: String,
+    /// How to undo it.
+    undo: &'static str,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -714,28 +731,73 @@ fn change_endpoint(call: &Call<'_>, written: Written) -> Found<Endpoint> {
     get_endpoint(call)
 }
 
-fn change(call: &Call<'_>, change: Change<'_>) -> Found<Done> {
-    match change.carry_out(&call.visit(), call.part("name"))? {
-        true => Ok(DONE),
-        false => Err(Problem::missing()),
+/// The route of an act on an endpoint. A request to delete has no body.
+fn of_endpoint(act: &'static EndpointAct) -> Route<Site, Guest> {
+    let (method, path) = act.route;
+    let is_delete = method == "DELETE";
+    Route {
+        id: format!("{}_endpoint", act.name).into(),
+        method: match is_delete {
+            true => Method::DELETE,
+            false => Method::POST,
+        },
+        path,
+        needs: Needs::Act,
+        summary: act.about,
+        query: match is_delete {
+            true => &["why", "dry_run"],
+            false => &[],
+        },
+        is_list: false,
+        lasts: false,
+        status: StatusCode::OK,
+        input: (!is_delete).then_some(|generator: &mut schemars::SchemaGenerator| {
+            generator.subschema_for::<OfEndpoint>()
+        }),
+        output: |generator| generator.subschema_for::<EndpointDone>(),
+        answer: Box::new(move |call| {
+            let given = match is_delete {
+                true => asked_of_endpoint(call)?,
+                false => call.input::<OfEndpoint>()?,
+            };
+            let answer = act_on_endpoint(call, act, &given)?;
+            Ok(Answered::of(&answer, true))
+        }),
     }
 }
 
-fn remove_endpoint(call: &Call<'_>, _: Nothing) -> Found<Done> {
-    change(call, Change::Remove)
+fn asked_of_endpoint(call: &Call<'_>) -> Found<OfEndpoint> {
+    call.input::<Nothing>()?;
+    Ok(OfEndpoint {
+        why: call.asked("why").unwrap_or_default().to_owned(),
+        dry_run: call.flag("dry_run")?,
+    })
 }
 
-fn enable_endpoint(call: &Call<'_>, _: Nothing) -> Found<Done> {
-    change(call, Change::Enable)
-}
-
-fn disable_endpoint(call: &Call<'_>, given: Because) -> Found<Done> {
-    let why = given.why.trim();
-    change(call, Change::Disable { why })
+fn act_on_endpoint(
+    call: &Call<'_>,
+    act: &'static EndpointAct,
+    given: &OfEndpoint,
+) -> Found<EndpointDone> {
+    let (visit, name) = (&call.visit(), call.part("name"));
+    let found = change::preview(visit, act, name)?.ok_or_else(Problem::missing)?;
+    let done = !given.dry_run;
+    if done && !change::perform(visit, act, name, &given.why)? {
+        return Err(Problem::missing());
+    }
+    Ok(EndpointDone {
+        done,
+        waiting: found.waiting,
+        becomes: found.becomes,
+        undo: act.undo,
+    })
 }
 
 fn send_again(call: &Call<'_>, _: Nothing) -> Found<Done> {
-    change(call, Change::SendAgain(call.parsed("id")?))
+    match change::send_again(&call.visit(), call.part("name"), call.parsed("id")?)? {
+        true => Ok(DONE),
+        false => Err(Problem::missing()),
+    }
 }
 
 fn verify_endpoint(call: &Call<'_>, _: Nothing) -> Found<Verified> {

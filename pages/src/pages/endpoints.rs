@@ -12,7 +12,7 @@ use diesel_outbox::endpoints::{
     Deliveries, Delivery, DeliveryCount, DeliveryFilter, Endpoint, EndpointError, EndpointFilter,
     EndpointState, Endpoints,
 };
-use diesel_outbox::program::{self, PolicyOption};
+use diesel_outbox::program::{self, PolicyOption, while_disabled};
 use diesel_outbox::{Outbox, OutboxName};
 use maud::{Markup, html};
 
@@ -24,7 +24,7 @@ use super::sparkline::{a_minute, sparkline};
 use super::table::{Column, Kind, table_or};
 use super::{Refusal, Visit, link, next_page, words};
 use crate::database::Database;
-use crate::pause::{WHILE_PAUSED, hand_in_words, in_words, while_disabled};
+use crate::pause::{WHILE_PAUSED, hand_in_words, in_words};
 use crate::response::Response;
 use crate::{Guest, Site, text};
 

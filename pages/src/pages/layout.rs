@@ -3,13 +3,12 @@
 use std::time::SystemTime;
 
 use diesel_outbox::config::Config;
-use diesel_outbox::program::ACTS;
+use diesel_outbox::program::{ACTS, while_disabled};
 use http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
 
 use super::{Visit, words};
 use crate::Guest;
-use crate::pause::while_disabled;
 use crate::request::Form;
 use crate::response::Response;
 

@@ -8,6 +8,7 @@ use diesel_outbox::endpoints::{
     Delivery as Delivered, DeliveryCount, DeliveryDetails, Endpoint as Row, EndpointAnswer,
     EndpointError, FailedAttempt, TestAnswer,
 };
+use diesel_outbox::program::{Cost, REMOVE};
 use http::StatusCode;
 use schemars::JsonSchema;
 use secrecy::ExposeSecret;
@@ -16,8 +17,8 @@ use uuid::Uuid;
 
 use super::deliveries::{find, search, send_again as resend};
 use super::endpoints::{
-    self, Written, ask, delete, hold, new_secret, page, register, release, send_example,
-    send_missed, send_waiting, set_enabled, write,
+    self, Written, ask, hold, new_secret, page, register, release, send_example, send_missed,
+    send_waiting, set_enabled, write,
 };
 use super::own::{Many, Own};
 use super::session::{Session, Unopened};
@@ -44,7 +45,7 @@ pub(super) static ROUTES: LazyLock<Vec<Route<Portal, Session>>> = LazyLock::new(
         route!(POST "/endpoints", Act, "Add an endpoint.", add_endpoint <- Written => Added, status: StatusCode::CREATED),
         route!(GET "/endpoints/{name}", Look, "An endpoint.", get_endpoint => Endpoint),
         route!(PATCH "/endpoints/{name}", Act, "Change an endpoint.", change_endpoint <- Written => Endpoint),
-        route!(DELETE "/endpoints/{name}", Act, "Remove an endpoint.", remove_endpoint <- Nothing => Done),
+        route!(DELETE "/endpoints/{name}", Act, "Remove an endpoint; events that wait for it are given up. With `dry_run=true`, only says how many.", remove_endpoint <- Nothing => Removed, query: &["dry_run"]),
         route!(POST "/endpoints/{name}/enable", Act, "Send events again. An endpoint that an operator has disabled stays disabled: 409.", enable_endpoint <- Nothing => Done),
         route!(POST "/endpoints/{name}/disable", Act, "New events are not for the endpoint; those that it has already wait.", disable_endpoint <- Nothing => Done),
         route!(POST "/endpoints/{name}/pause", Act, "New events are for the endpoint, and wait.", pause_endpoint <- Hold => Done),
@@ -251,6 +252,15 @@ struct Added {
     secret: Option<String>,
 }
 
+/// An endpoint that was removed.
+#[derive(Serialize, JsonSchema)]
+struct Removed {
+    /// `false`: a dry run.
+    done: bool,
+    /// How many events waited for it.
+    waiting: u64,
+}
+
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Example {
@@ -321,9 +331,17 @@ fn change_endpoint(call: &Call<'_>, written: Written) -> Found<Endpoint> {
     get_endpoint(call)
 }
 
-fn remove_endpoint(call: &Call<'_>, _: Nothing) -> Found<Done> {
-    delete(own(call), call.part("name"))?;
-    Ok(DONE)
+fn remove_endpoint(call: &Call<'_>, _: Nothing) -> Found<Removed> {
+    let (own, name) = (own(call), call.part("name"));
+    let waiting = own.preview(&REMOVE, name)?.waiting;
+    let dry_run = call.flag("dry_run")?;
+    if !dry_run {
+        own.change_state(&REMOVE, name, Cost::Change)?;
+    }
+    Ok(Removed {
+        done: !dry_run,
+        waiting,
+    })
 }
 
 fn enable_endpoint(call: &Call<'_>, _: Nothing) -> Found<Done> {

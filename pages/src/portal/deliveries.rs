@@ -6,7 +6,7 @@ use diesel_outbox::endpoints::{
     Deliveries, Delivery, DeliveryDetails, DeliveryFilter, Endpoint, EndpointFilter, FailedAttempt,
     Hand,
 };
-use diesel_outbox::program::{Act, Cost};
+use diesel_outbox::program::{self, Act, Cost};
 use http::StatusCode;
 use maud::{Markup, html};
 use uuid::Uuid;
@@ -355,8 +355,8 @@ fn failed(asked: &Asked<'_>, all: &[FailedAttempt]) -> Markup {
 }
 
 pub(super) fn send_again(own: Own<'_>, name: &str, id: Uuid) -> Result<(), Refusal> {
-    own.change(Act::SendAgain, name, Cost::Request, |conn, own| {
-        own.send_again(conn, name, id)
+    own.perform(Act::SendAgain, name, Cost::Request, |conn, own, note| {
+        program::send_again(conn, own, name, id, note)
     })
 }
 

@@ -9,7 +9,9 @@ use diesel_outbox::endpoints::{
     DeliveryCount, DeliveryFilter, Endpoint, EndpointAnswer, EndpointError, EndpointFilter,
     EndpointState, Hand, Recover, TestAnswer,
 };
-use diesel_outbox::program::{self, Act, Cost, check_pause_reason};
+use diesel_outbox::program::{
+    self, Act, Cost, DISABLE, ENABLE, REMOVE, check_pause_reason, kept_for,
+};
 use http::StatusCode;
 use maud::{Markup, html};
 use schemars::JsonSchema;
@@ -28,7 +30,6 @@ use crate::pages::sparkline::curve;
 use crate::pages::table::{Column, Kind, table};
 use crate::pages::words::shortened;
 use crate::pages::{link, next_page};
-use crate::pause::kept_for;
 use crate::response::Response;
 use crate::text::{with_user_of, without_user};
 
@@ -49,7 +50,7 @@ const LONGEST_RECOVERY: Duration = Duration::from_secs(8);
 /// After this time, a dry run has counted enough.
 const LONGEST_COUNT: Duration = Duration::from_secs(5);
 /// The reason of an owner who gives none.
-const BY_OWNER: &str = "in the portal";
+const BY_OWNER: &str = "portal";
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(366 * 24 * 3600);
 /// The topic of a test without an example.
@@ -375,10 +376,7 @@ fn actions(asked: &Asked<'_>, one: &Endpoint) -> Markup {
                     span.quiet { (words.rotate_hint) }
                 })))
             }
-            (panel(words.remove, &form("/endpoint/remove", &html! {
-                label { input type="checkbox" name="sure" value="yes" required; " " (words.remove_sure) }
-                button.danger { (words.remove) }
-            })))
+            (panel(words.remove, &form("/endpoint/remove", &html! { button.danger { (words.remove) "…" } })))
         }
     }
 }
@@ -810,12 +808,8 @@ fn show_secret(asked: &Asked<'_>, name: &str, secret: &str, hint: &str) -> Respo
 pub(super) fn set_enabled(own: Own<'_>, name: &str, enabled: bool) -> Result<(), Refusal> {
     match enabled {
         // Relays ask an endpoint that is not verified at once.
-        true => own.change(Act::EnableEndpoint, name, Cost::Request, |conn, own| {
-            own.enable(conn, name)
-        }),
-        false => own.change(Act::DisableEndpoint, name, Cost::Change, |conn, own| {
-            own.disable(conn, name, BY_OWNER)
-        }),
+        true => own.change_state(&ENABLE, name, Cost::Request),
+        false => own.change_state(&DISABLE, name, Cost::Change),
     }
 }
 
@@ -870,17 +864,31 @@ pub(super) fn resume(asked: &Asked<'_>) -> Result<Response, Refusal> {
     done(name, "resumed")
 }
 
-pub(super) fn delete(own: Own<'_>, name: &str) -> Result<(), Refusal> {
-    own.change(Act::RemoveEndpoint, name, Cost::Change, |conn, own| {
-        own.remove(conn, name)
-    })
+/// Says how many events end with the endpoint, and asks.
+fn ask_to_remove(asked: &Asked<'_>, name: &str) -> Result<Response, Refusal> {
+    let (words, found) = (asked.words, asked.own().preview(&REMOVE, name)?);
+    let content = html! {
+        section.panel {
+            div.head { h1 { (words.remove) } }
+            div.body {
+                p { (words.remove_waiting.replace("{}", &words.number(found.waiting))) }
+                (act(asked, name, "/endpoint/remove", &html! {
+                    label { input type="checkbox" name="sure" value="yes" required; " " (words.remove_sure) }
+                    button.danger { (words.remove) }
+                    a.button.second href=(endpoint_page(name)) { (words.cancel) }
+                }))
+            }
+        }
+    };
+    Ok(asked.page(StatusCode::OK, words.remove, &content))
 }
 
 pub(super) fn remove(asked: &Asked<'_>) -> Result<Response, Refusal> {
+    let name = asked.get("name");
     if asked.given("sure").is_none() {
-        return Err(Refusal::Invalid(|words| words.remove_sure));
+        return ask_to_remove(asked, name);
     }
-    delete(asked.own(), asked.get("name"))?;
+    asked.own().change_state(&REMOVE, name, Cost::Change)?;
     Ok(Response::see_other(&link("/", &[("done", "removed")])))
 }
 

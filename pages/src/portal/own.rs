@@ -5,7 +5,7 @@ use std::time::Instant;
 use diesel::{Connection, PgConnection};
 use diesel_outbox::admin::{Bulked, Note};
 use diesel_outbox::endpoints::{EndpointError, Endpoints};
-use diesel_outbox::program::{self, Act, Cost};
+use diesel_outbox::program::{self, Act, Cost, EndpointAct, EndpointPreview, kept_for};
 use diesel_outbox::{Outbox, OutboxName};
 
 use super::session::Session;
@@ -13,7 +13,6 @@ use super::words::Words;
 use super::{Portal, Refusal};
 use crate::AUDIT;
 use crate::database::{Act as Together, Database};
-use crate::pause::kept_for;
 
 /// The party of the acts that make many messages, of all tenants.
 const MANY: &str = "many";
@@ -97,13 +96,69 @@ impl<'a> Own<'a> {
         self.act(act, name, Cost::Request, prepare)
     }
 
-    /// The one place of a customer's acts: the budget of the tenant pays for each, over all processes.
+    /// Performs an act that operators have, too, and that records who did.
+    pub(super) fn perform(
+        &self,
+        act: Act,
+        name: &str,
+        cost: Cost,
+        work: impl FnOnce(&mut PgConnection, Endpoints<'_>, &Note) -> Result<bool, EndpointError>,
+    ) -> Result<(), Refusal> {
+        self.within_budget(act, name, |conn, _, own| {
+            let is_there = work(conn, own, &self.note(cost))?;
+            Ok(is_there.then_some(()))
+        })
+    }
+
+    /// Enables, disables or removes an endpoint.
+    pub(super) fn change_state(
+        &self,
+        act: &EndpointAct,
+        name: &str,
+        cost: Cost,
+    ) -> Result<(), Refusal> {
+        self.perform(act.act, name, cost, |conn, own, note| {
+            act.perform(conn, own, name, note)
+        })
+    }
+
+    /// What an act would do to the endpoint.
+    pub(super) fn preview(
+        &self,
+        act: &EndpointAct,
+        name: &str,
+    ) -> Result<EndpointPreview, Refusal> {
+        let found = self.read(|conn, own| act.preview(conn, own, name, &self.portal.config))?;
+        found.ok_or(Refusal::NotFound)
+    }
+
     fn act<T>(
         &self,
         act: Act,
         name: &str,
         cost: Cost,
         work: impl FnOnce(&mut PgConnection, Endpoints<'_>) -> Result<Option<T>, EndpointError>,
+    ) -> Result<T, Refusal> {
+        self.within_budget(act, name, |conn, outbox, own| {
+            let done = work(conn, own)?;
+            if done.is_some() {
+                program::audit(conn, outbox, &self.note(cost), act, name)?;
+            }
+            Ok(done)
+        })
+    }
+
+    /// The one place of a customer's acts: the budget of the tenant pays for each, over all processes. `None` of `work`:
+    /// there is no such endpoint.
+    fn within_budget<T>(
+        &self,
+        act: Act,
+        name: &str,
+        work: impl FnOnce(
+            &mut PgConnection,
+            &OutboxName,
+            Endpoints<'_>,
+        ) -> Result<Option<T>, EndpointError>,
     ) -> Result<T, Refusal> {
         let tenant = self.session.tenant;
         let party = self.session.party();
@@ -112,11 +167,7 @@ impl<'a> Own<'a> {
             if program::is_budget_spent(conn, outbox, tenant)? {
                 return Ok(Err(Refusal::TooOften));
             }
-            let done = work(conn, own)?;
-            if done.is_some() {
-                program::audit(conn, outbox, &self.note(cost), act, name)?;
-            }
-            Ok(done.ok_or(Refusal::NotFound))
+            Ok(work(conn, outbox, own)?.ok_or(Refusal::NotFound))
         })??;
         self.log(act, name);
         Ok(done)

@@ -38,7 +38,7 @@ words! {
     waits_key waits_paused waits_by_us waits_receiver waits_breaker waits_disabled waits_not_verified waits_room waits_expired waits_for_us
     send_waiting done_retried
     why_failing why_disabled_failing why_disabled_gone why_disabled_not_verified why_disabled_here why_disabled_other why_unusable why_not_verified
-    change save cancel verify enable disable remove remove_sure rotate rotate_hint secret secret_once old_secrets_until
+    change save cancel verify enable disable remove remove_waiting remove_sure rotate rotate_hint secret secret_once old_secrets_until
     send_example example_event send_example_hint test_accepted test_failed status_code took no_response
     again recover since until recover_hint missing_too
     last_day delivered dead_lettered no_data highest

@@ -158,8 +158,19 @@ impl Endpoints<'_> {
         name: &str,
         message_id: Uuid,
     ) -> Result<bool, EndpointError> {
+        self.send_again_by(conn, name, message_id, SENT_AGAIN_BY)
+    }
+
+    /// The same; `by`: what the history says of who did.
+    pub(crate) fn send_again_by(
+        &self,
+        conn: &mut PgConnection,
+        name: &str,
+        message_id: Uuid,
+        by: &str,
+    ) -> Result<bool, EndpointError> {
         let sent = self.pinned(conn, |conn, outbox| {
-            deliveries::send_again(conn, outbox, self.which(name), message_id, SENT_AGAIN_BY)
+            deliveries::send_again(conn, outbox, self.which(name), message_id, by)
         })?;
         match sent {
             SentAgain::Yes => Ok(true),

@@ -2,7 +2,7 @@
 
 use diesel_outbox::admin::Note;
 use diesel_outbox::endpoints::{EndpointTest, TestAnswer};
-use diesel_outbox::program::{self, Act};
+use diesel_outbox::program::{self, Act, ENDPOINT_ACTS, EndpointAct, EndpointPreview};
 use maud::{Markup, html};
 use uuid::Uuid;
 
@@ -12,91 +12,95 @@ use crate::pages::{Refusal, Visit, content, link, words};
 use crate::response::Response;
 use crate::{AUDIT, Guest};
 
-const LONGEST_REASON: usize = 200;
-const SAY_WHY: &str = "Say why: the reason is the only explanation for later readers.";
 /// The endpoint, or its message, does not exist.
 const NOBODY: &str = "no_endpoint";
 
-/// A change of an endpoint.
-#[derive(Clone, Copy)]
-pub(in crate::pages) enum Change<'a> {
-    Enable,
-    Disable { why: &'a str },
-    Remove,
-    SendAgain(Uuid),
+/// What the act would do. `None`: there is no such endpoint.
+pub(in crate::pages) fn preview(
+    visit: &Visit<'_>,
+    act: &EndpointAct,
+    name: &str,
+) -> Result<Option<EndpointPreview>, Refusal> {
+    on(visit, &visit.site.changes, |conn, _, endpoints| {
+        act.preview(conn, endpoints, name, &visit.site.config)
+    })
 }
 
-impl Change<'_> {
-    /// The act, what was requested, and what was done.
-    fn words(self) -> (Act, &'static str, &'static str) {
-        match self {
-            Self::Enable => (Act::EnableEndpoint, "enable", "enabled"),
-            Self::Disable { .. } => (Act::DisableEndpoint, "disable", "disabled"),
-            Self::Remove => (Act::RemoveEndpoint, "remove", "removed"),
-            Self::SendAgain(_) => (Act::SendAgain, "send-again", "sent_again"),
-        }
-    }
+/// Changes the endpoint. `false`: there is no such endpoint.
+pub(in crate::pages) fn perform(
+    visit: &Visit<'_>,
+    act: &EndpointAct,
+    name: &str,
+    why: &str,
+) -> Result<bool, Refusal> {
+    let note = Note::new(&visit.guest.who, why);
+    let done = on(visit, &visit.site.changes, |conn, _, endpoints| {
+        act.perform(conn, endpoints, name, &note)
+    });
+    log(visit, (act.name, act.done), name, (why.trim(), ""), &done);
+    done
+}
 
-    /// `false`: there is no such endpoint or message.
-    pub(in crate::pages) fn carry_out(
-        self,
-        visit: &Visit<'_>,
-        name: &str,
-    ) -> Result<bool, Refusal> {
-        let (why, message) = match self {
-            Self::Disable { why: "" } => return Err(Refusal::Invalid(SAY_WHY.to_owned())),
-            Self::Disable { why } => (why.chars().take(LONGEST_REASON).collect(), String::new()),
-            Self::SendAgain(id) => (String::new(), id.to_string()),
-            Self::Enable | Self::Remove => (String::new(), String::new()),
-        };
-        let (act, what, became) = self.words();
-        let note = Note::new(&visit.guest.who, &why);
-        let done = on(visit, &visit.site.changes, |conn, outbox, destinations| {
-            program::audited(conn, outbox, &note, act, name, |conn| match self {
-                Self::Enable => destinations.enable(conn, name),
-                Self::Disable { .. } => destinations.disable(conn, name, &why),
-                Self::Remove => destinations.remove(conn, name),
-                Self::SendAgain(id) => destinations.send_again(conn, name, id),
-            })
-        });
-        match &done {
-            Ok(is_there) => {
-                let became = if *is_there { became } else { NOBODY };
-                let name = name.to_owned();
-                visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_endpoint", who = who, peer:% = peer, destination = name, what = what, message_id = message, why = why, became = became; "{who:?} requested {what} of endpoint {name:?} on the admin page: {became}"));
-            }
-            Err(Refusal::Away(error)) => {
-                log::warn!(target: AUDIT, event = "admin_endpoint", who = visit.guest.who, peer:% = visit.guest.peer, destination = name, what = what, error:% = format!("{error:#}"); "{:?} requested {what} of endpoint {name:?} on the admin page, which failed: {error:#}", visit.guest.who);
-            }
-            Err(_) => {}
+/// Sends a delivered message or a dead letter to the endpoint once more. `false`: there is no such endpoint or message.
+pub(in crate::pages) fn send_again(
+    visit: &Visit<'_>,
+    name: &str,
+    id: Uuid,
+) -> Result<bool, Refusal> {
+    let note = Note::new(&visit.guest.who, "");
+    let done = on(visit, &visit.site.changes, |conn, _, endpoints| {
+        program::send_again(conn, endpoints, name, id, &note)
+    });
+    let message = id.to_string();
+    log(
+        visit,
+        ("send-again", "sent_again"),
+        name,
+        ("", &message),
+        &done,
+    );
+    done
+}
+
+fn log(
+    visit: &Visit<'_>,
+    (what, became): (&'static str, &'static str),
+    name: &str,
+    (why, message): (&str, &str),
+    done: &Result<bool, Refusal>,
+) {
+    match done {
+        Ok(is_there) => {
+            let became = if *is_there { became } else { NOBODY };
+            let (name, why, message) = (name.to_owned(), why.to_owned(), message.to_owned());
+            visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_endpoint", who = who, peer:% = peer, destination = name, what = what, message_id = message, why = why, became = became; "{who:?} requested {what} of endpoint {name:?} on the admin page: {became}"));
         }
-        done
+        Err(Refusal::Away(error)) => {
+            log::warn!(target: AUDIT, event = "admin_endpoint", who = visit.guest.who, peer:% = visit.guest.peer, destination = name, what = what, error:% = format!("{error:#}"); "{:?} requested {what} of endpoint {name:?} on the admin page, which failed: {error:#}", visit.guest.who);
+        }
+        Err(_) => {}
     }
 }
 
 pub(in crate::pages) fn answer(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let name = visit.get("name");
-    let change = match visit.request.path.as_str() {
-        "/endpoint/remove" if visit.get("sure") != "yes" => return Ok(question(visit, name)),
-        "/endpoint/remove" => Change::Remove,
-        "/endpoint/enable" => Change::Enable,
-        "/endpoint/disable" => Change::Disable {
-            why: visit.get("reason"),
-        },
-        _ => match visit.get("message").parse() {
-            Ok(id) => Change::SendAgain(id),
-            Err(_) => {
-                let why = "The message is missing or invalid.";
-                return Err(Refusal::Invalid(why.to_owned()));
-            }
-        },
+    let asked = visit.request.path.rsplit('/').next().unwrap_or_default();
+    let (is_there, done) = match ENDPOINT_ACTS.iter().find(|act| act.name == asked) {
+        Some(act) if act.ends && visit.get("sure") != "yes" => return question(visit, act, name),
+        Some(act) => (perform(visit, act, name, visit.get("reason"))?, act.done),
+        None => {
+            let id = visit.get("message").parse();
+            let id =
+                id.map_err(|_| Refusal::Invalid("The message is missing or invalid.".to_owned()))?;
+            (send_again(visit, name, id)?, "sent_again")
+        }
     };
-    if !change.carry_out(visit, name)? {
+    if !is_there {
         return Ok(nobody(name));
     }
-    let done = [("done", change.words().2)];
-    Ok(Response::see_other(&match change {
-        Change::Remove => link("/endpoints", &done),
+    let done = [("done", done)];
+    Ok(Response::see_other(&match asked {
+        "remove" => link("/endpoints", &done),
         _ => link("/endpoints", &[[("name", name)], done].concat()),
     }))
 }
@@ -165,17 +169,31 @@ fn result(guest: &Guest, answer: &TestAnswer) -> Markup {
     }
 }
 
-/// The confirmation page for a removal.
-fn question(visit: &Visit<'_>, name: &str) -> Response {
+/// The confirmation page of an act that ends messages.
+fn question(visit: &Visit<'_>, asked: &EndpointAct, name: &str) -> Result<Response, Refusal> {
+    let Some(found) = preview(visit, asked, name)? else {
+        return Ok(nobody(name));
+    };
+    let path = format!("/endpoint/{}", asked.name);
+    let mut title = format!("{} {name}?", asked.name);
+    if let Some(first) = title.get_mut(..1) {
+        first.make_ascii_uppercase();
+    }
     let buttons = html! {
-        button.danger.sure { "Remove" }
+        button.danger.sure { (title.split(' ').next().unwrap_or_default()) }
         a.button.second href=(page_of(name)) { "No, go back" }
     };
     let about = [("name", name), ("sure", "yes")];
-    let content = html! {
-        p { "Messages that wait for the endpoint end in the ledger and are not sent (" code { "DESTINATION_REMOVED" } "). Its signing secret is deleted permanently." }
-        (act(visit.guest, "/endpoint/remove", &about, &buttons))
+    let waiting = match found.waiting {
+        0 => "No message waits for the endpoint.".to_owned(),
+        1 => "1 message waits for the endpoint.".to_owned(),
+        count => format!("{count} messages wait for the endpoint."),
     };
-    let title = format!("Remove {name}?");
-    visit.page(&title).answer(&dialog(&title, &content))
+    let content = html! {
+        p { (waiting) }
+        p { (found.becomes) }
+        p { (asked.undo) }
+        (act(visit.guest, &path, &about, &buttons))
+    };
+    Ok(visit.page(&title).answer(&dialog(&title, &content)))
 }

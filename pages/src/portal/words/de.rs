@@ -58,6 +58,7 @@ pub(super) const WORDS: Words = Words {
     missed_is_kept: "Ereignisse aus der Zeit der Deaktivierung können {} lang nachgeholt werden.",
     missed_is_lost: "Ereignisse aus der Zeit der Deaktivierung können nicht nachgeholt werden.",
     remove: "Entfernen",
+    remove_waiting: "Ereignisse, die auf diesen Endpunkt warten: {}.",
     remove_sure: "Ich weiß, dass wartende Ereignisse dieses Endpunkts aufgegeben werden und sein Geheimnis gelöscht wird",
     rotate: "Neues Geheimnis",
     rotate_hint: "Das alte Geheimnis signiert noch 24 Stunden neben dem neuen.",

@@ -58,6 +58,7 @@ pub(super) const WORDS: Words = Words {
     missed_is_kept: "Events of the time of the disablement can be recovered for {}.",
     missed_is_lost: "Events of the time of the disablement cannot be recovered.",
     remove: "Remove",
+    remove_waiting: "Events that wait for this endpoint: {}.",
     remove_sure: "I know that events waiting for this endpoint are given up and that its secret is deleted",
     rotate: "New secret",
     rotate_hint: "The old secret keeps signing for 24 hours beside the new one.",

@@ -1,0 +1,122 @@
+//! Acts on one endpoint. Each is one file below, listed once in [`ENDPOINT_ACTS`]: commands, JSON and the documents of OpenAPI
+//! present what is listed.
+//!
+//! To add one: its file, and its line in [`ENDPOINT_ACTS`].
+
+mod disable;
+mod enable;
+mod remove;
+mod send_again;
+
+use diesel::{Connection, PgConnection};
+
+use crate::config::{Config, LedgerPayload};
+use crate::endpoints::{EndpointError, Endpoints};
+use crate::operate::sql::audit::Act;
+use crate::operate::sql::selection::Selection;
+use crate::operate::sql::waiting::{WaitingChange, count};
+use crate::operate::waiting::Note;
+use crate::sql::pinned::pinned;
+
+pub use self::disable::{DISABLE, while_disabled};
+pub use self::enable::ENABLE;
+pub use self::remove::REMOVE;
+pub use self::send_again::send_again;
+
+/// All acts on one endpoint.
+pub static ENDPOINT_ACTS: &[&EndpointAct] = &[&ENABLE, &DISABLE, &REMOVE];
+
+type Change = fn(Endpoints<'_>, &mut PgConnection, &str, &str) -> Result<bool, EndpointError>;
+
+/// An act on an endpoint, with its words.
+#[derive(Debug)]
+pub struct EndpointAct {
+    /// The act, as an imperative: `disable`.
+    pub name: &'static str,
+    /// What was done: `disabled`.
+    pub done: &'static str,
+    /// Its method and path in JSON.
+    pub route: (&'static str, &'static str),
+    /// What the act does, in a sentence.
+    pub about: &'static str,
+    /// What becomes of the messages of the endpoint of this name, with these settings.
+    pub becomes: fn(&Config, &str) -> String,
+    /// How to undo it.
+    pub undo: &'static str,
+    /// Whether its waiting messages end unsent: it wants to be confirmed.
+    pub ends: bool,
+    /// How it is recorded.
+    pub act: Act,
+    change: Change,
+}
+
+/// What an act would do.
+#[derive(Debug, Clone)]
+pub struct EndpointPreview {
+    /// How many messages wait for the endpoint.
+    pub waiting: u64,
+    /// What becomes of its messages.
+    pub becomes: String,
+}
+
+impl EndpointAct {
+    /// What the act would do. `None`: there is no such endpoint.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub fn preview(
+        &self,
+        conn: &mut PgConnection,
+        endpoints: Endpoints<'_>,
+        name: &str,
+        config: &Config,
+    ) -> Result<Option<EndpointPreview>, EndpointError> {
+        if endpoints.get(conn, name)?.is_none() {
+            return Ok(None);
+        }
+        // Not those of what is routed here: they are for others, too.
+        let its = Selection::default().destination(name.to_owned());
+        let waiting = pinned(conn, endpoints.name, |conn, outbox| {
+            count(conn, outbox, &its, WaitingChange::Cancel)
+        })?;
+        Ok(Some(EndpointPreview {
+            waiting: u64::try_from(waiting).unwrap_or(0),
+            becomes: (self.becomes)(config, name),
+        }))
+    }
+
+    /// Changes the endpoint, and records who did and why. `false`: there is no such endpoint.
+    ///
+    /// # Errors
+    /// An [`EndpointError`].
+    pub fn perform(
+        &self,
+        conn: &mut PgConnection,
+        endpoints: Endpoints<'_>,
+        name: &str,
+        note: &Note,
+    ) -> Result<bool, EndpointError> {
+        conn.transaction(|conn| {
+            let is_there = (self.change)(endpoints, conn, name, note.why())?;
+            if is_there {
+                pinned(conn, endpoints.name, |conn, outbox| {
+                    note.audit(conn, outbox, self.act, name)
+                })?;
+            }
+            Ok(is_there)
+        })
+    }
+}
+
+/// How long the ledger keeps what a disabled endpoint misses. `None`: it keeps no content.
+pub fn kept_for(config: &Config) -> Option<String> {
+    let time = match config.ledger_payload {
+        LedgerPayload::WithEntry => config.retention,
+        LedgerPayload::For(age) => age,
+        _ => return None,
+    };
+    let text = humantime::format_duration(time).to_string();
+    let hours = time.as_secs() / 3600;
+    let is_whole = time.subsec_nanos() == 0 && time.as_secs() == hours * 3600;
+    Some(if is_whole { format!("{hours} h") } else { text })
+}
