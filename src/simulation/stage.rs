@@ -1830,7 +1830,8 @@ impl<'w> Stage<'w> {
             let began = *since.entry(row.sequence).or_insert(now);
             let waits = now - began.max(self.back_at.get());
             let most = match has_locks {
-                true => BESIDE_LOCKS,
+                // No notification announces that a person has unlocked a message.
+                true => BESIDE_LOCKS + self.poll,
                 false => BESIDE_OTHERS,
             };
             if waits > most {

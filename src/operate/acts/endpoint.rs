@@ -26,7 +26,8 @@ pub use self::send_again::send_again;
 /// All acts on one endpoint.
 pub static ENDPOINT_ACTS: &[&EndpointAct] = &[&ENABLE, &DISABLE, &REMOVE];
 
-type Change = fn(Endpoints<'_>, &mut PgConnection, &str, &str) -> Result<bool, EndpointError>;
+type ChangeEndpoint =
+    fn(Endpoints<'_>, &mut PgConnection, &str, &str) -> Result<bool, EndpointError>;
 
 /// An act on an endpoint, with its words.
 #[derive(Debug)]
@@ -47,7 +48,7 @@ pub struct EndpointAct {
     pub ends: bool,
     /// How it is recorded.
     pub act: Act,
-    change: Change,
+    change: ChangeEndpoint,
 }
 
 /// What an act would do.
