@@ -1,6 +1,6 @@
 //! A thread's connection to the simulated database. Statements take time, and may have no answer.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use diesel::result::{DatabaseErrorKind, Error};
@@ -485,7 +485,10 @@ impl Database for Link<'_> {
             _ => tables.release_unknown(lease, range, known, changes),
         })?;
         let (stage, process) = (self.stage, self.process);
-        stage.tell(|| format!("process {process} undoes {range:?} but {known:?}: {released:?}"));
+        stage.tell(|| {
+            let known: BTreeSet<i64> = known.iter().map(|claim| claim.sequence).collect();
+            format!("process {process} undoes {range:?} but {known:?}: {released:?}")
+        });
         Ok(Some(released))
     }
 

@@ -64,7 +64,9 @@ const LATE: Duration = Duration::from_millis(1100);
 /// The same for a message whose commit is announced.
 const SOON: Duration = Duration::from_millis(600);
 /// A claimed message is settled within this time. Several settles in a row may wait for rows that a person has locked.
-const HELD: Duration = Duration::from_millis(2500);
+const HELD: Duration = Duration::from_millis(2_500);
+/// The same of a broken variant, which may be slow: it is to be found for what it breaks.
+const HELD_IF_BROKEN: Duration = Duration::from_secs(4);
 /// A message is fanned out to at most this many destinations.
 const MOST_PARTS: usize = 4;
 /// The most statements of one process in a second.
@@ -1849,7 +1851,11 @@ impl<'w> Stage<'w> {
         let now = self.database_now().micros;
         let is_late = |row: &&Row| {
             // The sends of a run follow one another.
-            let most = HELD * u32::try_from(self.history.key_run).unwrap_or(1);
+            let most = match self.broken {
+                None => HELD,
+                Some(_) => HELD_IF_BROKEN,
+            };
+            let most = most * u32::try_from(self.history.key_run).unwrap_or(1);
             let held = row
                 .held
                 .is_some_and(|held| now - held.at.max(began) > micros(most));
