@@ -48,8 +48,8 @@ pub use crate::endpoints::sql::served::RefusedEndpoint;
 pub use crate::endpoints::sql::subscribers::Freed;
 pub use crate::engine::serves::sql::topics::KnownTopic;
 pub use crate::operate::acts::endpoint::{
-    DISABLE, ENABLE, ENDPOINT_ACTS, EndpointAct, EndpointPreview, REMOVE, kept_for, send_again,
-    while_disabled,
+    DISABLE, ENABLE, ENDPOINT_ACTS, EndpointAct, EndpointPreview, REMOVE, kept_for, retrying,
+    send_again, while_disabled,
 };
 pub use crate::operate::acts::letters::LetterName;
 pub use crate::operate::acts::pause::{OPERATOR, PauseAnswer, Pausing, check_pause_reason};

@@ -310,7 +310,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             let sent = program::send_again(conn, endpoints, name, *id, &signed.note());
             deliveries::sent_again(conn, endpoints, (name, *id), sent)
         }
-        Action::Recover(what) => recover::recover(conn, table, endpoints, what),
+        Action::Recover(what) => recover::recover(conn, endpoints, what),
         Action::Backfill(what) => recover::backfill(conn, endpoints, what),
     }
 }

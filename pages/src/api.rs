@@ -8,7 +8,7 @@ mod openapi;
 
 use std::borrow::Cow;
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use diesel_outbox::ConfigError;
 use http::header::{ALLOW, WWW_AUTHENTICATE};
@@ -36,21 +36,8 @@ const MOST: usize = 100;
 /// What the query of each list takes.
 const OF_LISTS: [&str; 2] = ["limit", "cursor"];
 
-type Answer<S, V> = Box<dyn Fn(&Call<'_, S, V>) -> Result<Answered, Problem> + Send + Sync>;
-
-/// The answer to a request.
-pub(crate) struct Answered {
-    body: Vec<u8>,
-    /// Whether there is nothing left to do. An `Idempotency-Key` keeps only such an answer: the same request continues.
-    is_final: bool,
-}
-
-impl Answered {
-    pub(crate) fn of(answer: &impl Serialize, is_final: bool) -> Self {
-        let body = text(answer);
-        Self { body, is_final }
-    }
-}
+/// The answer to a request, as JSON. With `left` above 0, or `more`, the same request continues.
+type Answer<S, V> = Box<dyn Fn(&Call<'_, S, V>) -> Result<Vec<u8>, Problem> + Send + Sync>;
 
 /// A route below `api/v1`. `S`: what answers; `V`: who asks.
 pub(crate) struct Route<S: 'static, V: 'static> {
@@ -94,7 +81,7 @@ macro_rules! route {
                 output: |generator| generator.subschema_for::<$output>(),
                 answer: Box::new(|call| {
                     let answer: $output = $answer(call $(, call.input::<$input>()?)?)?;
-                    Ok(crate::api::Answered::of(&answer, true))
+                    Ok(crate::api::text(&answer))
                 }),
             }
         }
@@ -300,6 +287,8 @@ pub(crate) struct Call<'a, S, V> {
     pub(crate) request: &'a Request,
     /// All that the request does is one transaction.
     pub(crate) act: Option<Act<'a>>,
+    /// When a request with a key was sent first: it is not about what came later.
+    pub(crate) since: Option<SystemTime>,
     parts: &'a [(&'static str, String)],
 }
 
@@ -495,12 +484,11 @@ pub(crate) fn answer<'a, S, V>(
         visitor: &visitor,
         request,
         act: None,
+        since: None,
         parts: &parts,
     };
     let done = match route.method {
-        Method::GET => {
-            (route.answer)(&call).map(|answer| Response::json(route.status, answer.body))
-        }
+        Method::GET => (route.answer)(&call).map(|answer| Response::json(route.status, answer)),
         _ => caller(site, &visitor).act(route, &call),
     };
     done.unwrap_or_else(Response::from)

@@ -20,6 +20,9 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 /// How long a statement may take.
 pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// After this time an act on many messages stops, so that there is an answer. Asked again, it continues with the rest.
+pub(crate) const LONGEST_ACT: Duration = Duration::from_secs(8);
+
 type Lent = Result<(), Box<dyn Error + Send + Sync>>;
 /// Calls the work with a connection.
 type Lend<'a> = dyn Fn(&mut dyn FnMut(&mut PgConnection)) -> Lent + 'a;

@@ -1,10 +1,14 @@
 //! Acts on many messages: whoever carries one out, a command, a page or a program, it is the same act.
 
+use std::panic::{self, AssertUnwindSafe};
+use std::thread;
+
+use diesel::connection::SimpleConnection;
 use diesel_outbox::program::{ACTS, ENDPOINT_ACTS, EndpointAct, ManyAct};
 use serde_json::json;
 
 use crate::page::Page;
-use crate::support::{Database, finish};
+use crate::support::{Database, eventually, finish};
 
 const EACH: [(&str, Interface); 3] = [("command", command), ("page", page), ("JSON", program)];
 
@@ -390,4 +394,54 @@ fn the_history_says_who_has_sent_a_message_again() {
     }
     let acts = database.number("SELECT count(*) FROM {o}_audit WHERE act = 'endpoint send-again'");
     assert_eq!(acts, 3);
+}
+
+/// R71: a request whose process ends before it has acted acts later, with the same key, on what was there when it was sent
+/// first, and on nothing that came since.
+#[test]
+fn a_request_that_a_process_did_not_finish_is_about_what_was_there_at_first() {
+    let database = Database::new();
+    let failed = |keys: &str| {
+        database.execute(&format!(
+            "INSERT INTO {{o}} (topic, payload, attempts, available_at, idempotency_key, last_error_code)
+             SELECT 'order.paid', '1', 1, now() + interval '1 hour', key, 'TIMEOUT' FROM unnest('{keys}'::text[]) key"
+        ));
+    };
+    failed("{a,b}");
+    let send = |page: &Page| {
+        page.raw(
+            format!(
+                "POST /api/v1/messages/retry?topic=order.paid HTTP/1.1\r\nhost: {}\r\n\
+                 content-type: application/json\r\nidempotency-key: 1\r\ncontent-length: 2\r\n\r\n{{}}",
+                page.address
+            )
+            .as_bytes(),
+        )
+    };
+    let mut locker = database.connect();
+    let lock = format!("BEGIN; LOCK TABLE {}", database.name());
+    locker.batch_execute(&lock).expect("locked");
+    let first = Page::start(database.binary(&["admin"]));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // The process dies with the connection.
+            let _ = panic::catch_unwind(AssertUnwindSafe(|| send(&first)));
+        });
+        eventually("the act waits for the lock", || {
+            database.number(
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE '%admin%'",
+            ) > 0
+        });
+        first.process.signal("KILL");
+    });
+    locker.batch_execute("ROLLBACK").expect("unlocked");
+    failed("{c}");
+    let second = Page::start(database.binary(&["admin"]));
+    assert_eq!(send(&second).status, 409, "it may still be running");
+    database.execute("UPDATE {o}_request SET at = at - interval '15 minutes'");
+    let answer = send(&second);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert!(answer.body.contains("\"changed\":2"), "{answer:?}");
+    let due = "SELECT string_agg(idempotency_key, ',' ORDER BY idempotency_key) FROM {o} WHERE available_at <= now()";
+    assert_eq!(database.text(due).as_deref(), Some("a,b"));
 }

@@ -1083,7 +1083,7 @@ fn an_act_whose_answer_cannot_be_kept_is_undone() {
     let pages = pages(&database);
     let program = Program::new(&pages, TOKEN);
     let body = json!({ "name": "hook", "endpoint": { "url": receiver.url() } });
-    database.execute("ALTER TABLE {o}_request ADD CONSTRAINT fits CHECK (answer IS NULL)");
+    database.execute("ALTER TABLE {o}_request ADD CONSTRAINT fits CHECK (status IS NULL)");
     let (status, problem, _) = program.keyed("/endpoints", &body, "1");
     assert_eq!(status, 503, "{problem}");
     assert_eq!(program.ask(&Method::GET, "/endpoints/hook", None).0, 404);
@@ -1094,7 +1094,7 @@ fn an_act_whose_answer_cannot_be_kept_is_undone() {
 
     // A test that was sent stays sent: the program gets the result, and its key is taken for some minutes.
     database
-        .execute("ALTER TABLE {o}_request ADD CONSTRAINT fits CHECK (answer IS NULL) NOT VALID");
+        .execute("ALTER TABLE {o}_request ADD CONSTRAINT fits CHECK (status IS NULL) NOT VALID");
     let (status, tested, _) = program.keyed("/endpoints/hook/test", &json!({}), "2");
     assert_eq!(
         (status, &tested["accepted"]),
@@ -1128,7 +1128,7 @@ fn an_act_that_was_undone_has_no_line_in_the_audit_log() {
         let answer = page.request("POST /api/v1/endpoints", &headers, &body.to_string());
         answer.status
     };
-    database.execute("ALTER TABLE {o}_request ADD CONSTRAINT fits CHECK (answer IS NULL)");
+    database.execute("ALTER TABLE {o}_request ADD CONSTRAINT fits CHECK (status IS NULL)");
     assert_eq!(register("undone"), 503);
     database.execute("ALTER TABLE {o}_request DROP CONSTRAINT fits");
     assert_eq!(register("done"), 201);
@@ -1167,7 +1167,7 @@ fn a_request_acts_once_with_borrowed_connections_too() {
     // The act and its answer are one transaction there, too.
     database.execute("DELETE FROM {o}_request");
     database.execute("DELETE FROM {o}_endpoint");
-    database.execute("ALTER TABLE {o}_request ADD CONSTRAINT fits CHECK (answer IS NULL)");
+    database.execute("ALTER TABLE {o}_request ADD CONSTRAINT fits CHECK (status IS NULL)");
     assert_eq!(read(&send()).0, 503);
     assert_eq!(database.number("SELECT count(*) FROM {o}_endpoint"), 0);
     assert_eq!(database.number("SELECT count(*) FROM {o}_request"), 0);

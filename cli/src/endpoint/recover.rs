@@ -2,9 +2,9 @@
 
 use anyhow::{Result, bail};
 use diesel::PgConnection;
-use diesel_outbox::OutboxName;
-use diesel_outbox::admin::{self, Bulk, Bulked, Selection};
+use diesel_outbox::admin::{Bulk, Bulked};
 use diesel_outbox::endpoints::{EndpointError, Endpoints, Recover};
+use diesel_outbox::program;
 
 use crate::{bulk, output, values};
 
@@ -37,7 +37,6 @@ pub(crate) struct Backfill {
 
 pub(super) fn recover(
     conn: &mut PgConnection,
-    outbox: &OutboxName,
     endpoints: Endpoints<'_>,
     what: &Recovery,
 ) -> Result<()> {
@@ -58,12 +57,9 @@ pub(super) fn recover(
         return Ok(());
     }
     // Often most of what an endpoint did not get: each waits for its next attempt, up to a day.
-    let retrying = Selection::default().destination(name.clone());
-    let note = what.to.how.signed.note();
-    let retrying = admin::retry_all(conn, outbox, &retrying, Bulk::new(&note).dry_run())?.changed;
-    match retrying {
+    match program::retrying(conn, endpoints, name)? {
         0 => Ok(()),
-        _ => output::line(format!(
+        retrying => output::line(format!(
             "also retrying: {}, due now with `diesel-outbox message retry --destination {}`",
             output::messages(retrying),
             output::shown(name)

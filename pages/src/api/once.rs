@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use diesel_outbox::program::{Keyed, Known};
 use http::StatusCode;
 use http::header::HeaderName;
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
@@ -41,7 +42,7 @@ impl Caller<'_> {
         call: &Call<'_, S, V>,
     ) -> Result<Response, Problem> {
         let Some(key) = key(call.request)? else {
-            return (route.answer)(call).map(|answer| Response::json(route.status, answer.body));
+            return (route.answer)(call).map(|answer| Response::json(route.status, answer));
         };
         let request = Keyed {
             caller: &self.name,
@@ -68,8 +69,8 @@ impl Caller<'_> {
     ) -> Result<Response, Problem> {
         let claim = |conn: &mut _, outbox: &_| request.claim(conn, outbox);
         let known = self.database.within(call.act, &self.name, claim);
-        match known.map_err(Problem::away)? {
-            Known::New => {}
+        let since = match known.map_err(Problem::away)? {
+            Known::New(since) => since,
             Known::Running => {
                 let why = "a request with this key has not ended";
                 return Err(Problem::new(StatusCode::CONFLICT, why).of_field(KEY));
@@ -84,14 +85,18 @@ impl Caller<'_> {
                 let answer = Response::json(status, answer.into_bytes());
                 return Ok(answer.with_header(REPLAYED, "true"));
             }
-        }
-        let done = (route.answer)(call);
+        };
+        let since = Some(since);
+        let done = (route.answer)(&Call { since, ..*call });
         // A test fails only before it is sent; asking an endpoint or recovering twice does no harm: what failed may be tried again.
         // What is left of an act on many messages is done by the same request.
-        let kept = done.as_ref().ok().filter(|answer| answer.is_final);
-        let kept = kept.map(|answer| (route.status.as_u16(), without_secret(&answer.body)));
+        let kept = done.as_ref().ok();
+        let kept = kept.map(|answer| (route.status.as_u16(), without_secret(answer)));
         let kept = kept.as_ref().map(|(status, body)| (*status, body.as_str()));
-        let keep = |conn: &mut _, outbox: &_| request.answer(conn, outbox, kept);
+        let keep = |conn: &mut _, outbox: &_| match kept {
+            Some((_, body)) if is_unfinished(body) => request.is_unfinished(conn, outbox),
+            kept => request.answer(conn, outbox, kept),
+        };
         if let Err(error) = self.database.within(call.act, &self.name, keep) {
             let problem = Problem::away(error);
             if call.act.is_some() {
@@ -99,7 +104,7 @@ impl Caller<'_> {
             }
             // What was sent stays sent: its answer is the truth, though no later request gets it.
         }
-        done.map(|answer| Response::json(route.status, answer.body))
+        done.map(|answer| Response::json(route.status, answer))
     }
 
     /// Of all that makes it another request.
@@ -125,6 +130,18 @@ fn key(request: &Request) -> Result<Option<&str>, Problem> {
             Err(Problem::new(StatusCode::BAD_REQUEST, why).of_field(KEY))
         }
     }
+}
+
+/// Whether the act has left something, which the same request does.
+fn is_unfinished(answer: &str) -> bool {
+    #[derive(Deserialize)]
+    struct Rest {
+        #[serde(default)]
+        left: u64,
+        #[serde(default)]
+        more: bool,
+    }
+    serde_json::from_str::<Rest>(answer).is_ok_and(|rest| rest.left > 0 || rest.more)
 }
 
 /// The answer as it is kept. A secret is shown only once.

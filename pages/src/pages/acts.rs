@@ -13,11 +13,8 @@ use super::layout::{act, dialog, hidden};
 use super::messages::waiting;
 use super::{Refusal, Visit, dead, link, words};
 use crate::AUDIT;
-use crate::database::STATEMENT_TIMEOUT;
+use crate::database::{LONGEST_ACT, STATEMENT_TIMEOUT};
 use crate::response::Response;
-
-/// After this time an act stops, so that the page answers. Sent again, it continues with the rest.
-const LONGEST: Duration = Duration::from_secs(8);
 
 /// The act with this path.
 pub(super) fn at(path: &str) -> Option<&'static dyn ManyAct> {
@@ -62,7 +59,7 @@ pub(super) fn perform(
             let bulk = Bulk::new(&note).statement_timeout(STATEMENT_TIMEOUT);
             let bulk = bulk.progress(|done| {
                 so_far = done.changed;
-                is_stopped = began.elapsed() >= LONGEST;
+                is_stopped = began.elapsed() >= LONGEST_ACT;
                 !is_stopped
             });
             unknown_aside(act.perform(conn, outbox, which, bulk))

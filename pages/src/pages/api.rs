@@ -29,8 +29,8 @@ use super::messages::change::{Order as MessageOrder, due};
 use super::messages::{self, waiting};
 use super::{Refusal, Visit, acts, audit, dead, keys, ledger, pauses, topics};
 use crate::api::{
-    self, Answered, Caller, DONE, Done, Json, Listed, Nothing, Problem, Route, Time, document,
-    millis, route, time, view,
+    self, Caller, DONE, Done, Json, Listed, Nothing, Problem, Route, Time, document, millis, route,
+    time, view,
 };
 use crate::request::Request;
 use crate::response::Response;
@@ -70,8 +70,8 @@ static ROUTES: LazyLock<Vec<Route<Site, Guest>>> = LazyLock::new(|| {
         route!(POST "/endpoints/{name}/verify", Act, "Ask the endpoint whether it wants messages.", verify_endpoint <- Nothing => Verified, lasts: true),
         route!(POST "/endpoints/{name}/rotate", Act, "Make a new secret.", rotate_secret <- Rotation => Secret),
         route!(POST "/endpoints/{name}/test", Act, "Send a test event now.", test_endpoint <- Nothing => Tested, lasts: true),
-        route!(POST "/endpoints/{name}/recover", Act, "Send dead letters again, and what was missed.", recover_endpoint <- Recovery => Count),
-        route!(POST "/endpoints/{name}/backfill", Act, "Send a new endpoint what it would have got.", backfill_endpoint <- Backfill => Count),
+        route!(POST "/endpoints/{name}/recover", Act, "Send dead letters again, and what was missed.", recover_endpoint <- Recovery => Count, lasts: true),
+        route!(POST "/endpoints/{name}/backfill", Act, "Send a new endpoint what it would have got.", backfill_endpoint <- Backfill => Count, lasts: true),
         route!(GET "/endpoints/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, is_list: true),
         route!(POST "/endpoints/{name}/deliveries/{id}/send-again", Act, "Send a message to the endpoint again.", send_again <- Nothing => Done),
         route!(GET "/messages", Look, "Waiting messages, next due first.", list_messages => Listed<Message>, query: waiting::NAMES, is_list: true),
@@ -440,12 +440,16 @@ view! {
 
 view! {
     /// How many messages were changed, or would be.
-    Count of (done: Bulked) {
+    Count of (done: Bulked, is_cut: bool, retrying: u64) {
         changed: u64 = done.changed,
         /// Messages that were left, because another was faster or the key is in the outbox again.
         skipped: u64 = done.skipped,
         /// Messages that cannot be sent, because the ledger has no payload of them.
         without_payload: u64 = done.without_payload,
+        /// `true`: there was no time for all. The same request continues.
+        more: bool = is_cut,
+        /// Other messages that wait for their next attempt at the endpoint, and keep their time.
+        retrying: u64 = retrying,
     }
 }
 
@@ -761,7 +765,7 @@ fn of_endpoint(act: &'static EndpointAct) -> Route<Site, Guest> {
                 false => call.input::<OfEndpoint>()?,
             };
             let answer = act_on_endpoint(call, act, &given)?;
-            Ok(Answered::of(&answer, true))
+            Ok(api::text(&answer))
         }),
     }
 }
@@ -820,7 +824,9 @@ fn test_endpoint(call: &Call<'_>, _: Nothing) -> Found<Tested> {
 
 fn counted(call: &Call<'_>, order: &Order<'_>, why: &str, dry_run: bool) -> Found<Count> {
     let done = order.run(&call.visit(), why, dry_run)?;
-    done.map(Count::of).ok_or_else(Problem::missing)
+    let (done, is_cut) = done.ok_or_else(Problem::missing)?;
+    let retrying = order.retrying(&call.visit())?;
+    Ok(Count::of(done, is_cut, retrying))
 }
 
 fn recover_endpoint(call: &Call<'_>, given: Recovery) -> Found<Count> {
@@ -976,8 +982,7 @@ fn many(act: &'static dyn ManyAct) -> Route<Site, Guest> {
         input: Some(|generator| generator.subschema_for::<Many>()),
         output: |generator| generator.subschema_for::<ManyDone>(),
         answer: Box::new(move |call| {
-            let acted = act_on_many(call, act, call.input::<Many>()?)?;
-            Ok(Answered::of(&acted, acted.left == 0))
+            Ok(api::text(&act_on_many(call, act, call.input::<Many>()?)?))
         }),
     }
 }
@@ -994,6 +999,10 @@ fn act_on_many(call: &Call<'_>, act: &'static dyn ManyAct, given: Many) -> Found
     let chosen = Chosen::of(|name| call.request.query.get(name));
     let which = Choice::new(act, given.ids, &chosen, given.all);
     let which = which.map_err(|wrong| Refusal::Wrong(wrong.into()))?;
+    let which = match call.since {
+        Some(since) => which.counted_at(since),
+        None => which,
+    };
     let visit = &call.visit();
     let found = acts::preview(visit, act, &which)?;
     let words = act.words();

@@ -1,6 +1,6 @@
 //! An endpoint gets what it did not get. Asks for confirmation, with the count.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use diesel_outbox::admin::{Bulk, Bulked, Note};
 use diesel_outbox::endpoints::Recover;
@@ -12,11 +12,10 @@ use super::endpoints::on;
 use super::layout::{act, dialog, hidden};
 use super::{Refusal, Visit, link, words};
 use crate::AUDIT;
+use crate::database::LONGEST_ACT;
 use crate::request::Form;
 use crate::response::Response;
 
-/// After this time a change stops, so that the page answers. Sent again, it continues.
-const LONGEST: Duration = Duration::from_secs(8);
 /// What an order is about, besides the filter of messages.
 const FIELDS: &[&str] = &["name", "since", "missing", "why"];
 
@@ -61,20 +60,21 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// Changes the messages, or only counts them. `None`: there is no such destination.
+    /// Changes the messages, or only counts them. `None`: there is no such destination. `true`: there was no time for all, and
+    /// the same order continues.
     pub(super) fn run(
         &self,
         visit: &Visit<'_>,
         why: &str,
         dry_run: bool,
-    ) -> Result<Option<Bulked>, Refusal> {
+    ) -> Result<Option<(Bulked, bool)>, Refusal> {
         let note = Note::new(&visit.guest.who, why);
         let began = Instant::now();
         let done = on(visit, &visit.site.changes, |conn, _, to| {
             let bulk = Bulk::new(&note);
             let bulk = match dry_run {
                 true => bulk.dry_run(),
-                false => bulk.progress(|_| began.elapsed() < LONGEST),
+                false => bulk.progress(|_| began.elapsed() < LONGEST_ACT),
             };
             match self {
                 Self::Recover(name, since, what) => to.recover(conn, name, *since, *what, bulk),
@@ -85,7 +85,16 @@ impl<'a> Order<'a> {
             let (_, what) = self.words("");
             visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_many", who = who, peer:% = peer, what = what, count = count, why:% = note; "{who:?} changed many messages on the admin page ({what}): {count}"));
         }
-        Ok(done)
+        let is_cut = !dry_run && began.elapsed() >= LONGEST_ACT;
+        Ok(done.map(|done| (done, is_cut)))
+    }
+
+    /// How many messages wait for their next attempt at the endpoint: no order sends them.
+    pub(super) fn retrying(&self, visit: &Visit<'_>) -> Result<u64, Refusal> {
+        let (Self::Recover(name, ..) | Self::Backfill(name, _)) = self;
+        on(visit, &visit.site.changes, |conn, _, endpoints| {
+            program::retrying(conn, endpoints, name)
+        })
     }
 }
 
@@ -102,21 +111,21 @@ pub(super) fn answer(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let form = visit.form;
     let order = Order::of(&visit.request.path, form)?;
     let is_sure = form.get("sure").is_some();
-    let Some(done) = order.run(visit, visit.get("why"), !is_sure)? else {
+    let Some((done, is_cut)) = order.run(visit, visit.get("why"), !is_sure)? else {
         let nowhere = order.back(&[("done", "no_endpoint")]);
         return Ok(Response::see_other(&nowhere));
     };
     if !is_sure {
-        return Ok(question(visit, &order, &done));
+        return Ok(question(visit, &order, &done, order.retrying(visit)?));
     }
-    let (_, became) = order.words("");
+    let became = if is_cut { "recovering" } else { "recovered" };
     let count = done.changed.to_string();
     let done = [("done", became), ("count", count.as_str())];
     Ok(Response::see_other(&order.back(&done)))
 }
 
 /// The confirmation page, which states how many messages the change affects.
-fn question(visit: &Visit<'_>, order: &Order<'_>, found: &Bulked) -> Response {
+fn question(visit: &Visit<'_>, order: &Order<'_>, found: &Bulked, retrying: u64) -> Response {
     let count = i64::try_from(found.changed).unwrap_or(i64::MAX);
     let lost = i64::try_from(found.without_payload).unwrap_or(i64::MAX);
     let (title, _) = order.words(&words::counted(count, "message", "messages"));
@@ -132,6 +141,12 @@ fn question(visit: &Visit<'_>, order: &Order<'_>, found: &Bulked) -> Response {
             p.refused {
                 (words::counted(lost, "message is", "messages are"))
                 " not sent: the ledger has no payload of them (" code { "OUTBOX_LEDGER_PAYLOAD" } ")."
+            }
+        }
+        @if retrying > 0 {
+            p.quiet {
+                (words::counted(i64::try_from(retrying).unwrap_or(i64::MAX), "other message waits", "other messages wait"))
+                " for the next attempt, and keep their time: retry them in the list of waiting messages."
             }
         }
         (act(visit.guest, &visit.request.path, &[("sure", "yes")], &form))

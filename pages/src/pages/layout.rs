@@ -283,8 +283,11 @@ fn notice(query: &Form, config: &Config) -> Option<String> {
         }
         ("sent_again", _) => "The message will be sent to this endpoint again.".to_owned(),
         ("recovered", _) => {
-            format!("{messages} enqueued for this endpoint. If more matched, repeat the change.")
+            format!("{messages} enqueued for this endpoint.")
         }
+        ("recovering", _) => format!(
+            "{messages} enqueued for this endpoint so far. There was no time for all: repeat the change, which continues."
+        ),
         ("no_endpoint", _) => {
             "Nothing was changed: the endpoint does not exist, or has no such message.".to_owned()
         }

@@ -26,6 +26,7 @@ use super::own::{Many, Own};
 use super::words::Words;
 use super::{Asked, ENDPOINTS, Refusal, endpoint_page, time, with_time};
 use crate::api::given;
+use crate::database::LONGEST_ACT;
 use crate::pages::sparkline::curve;
 use crate::pages::table::{Column, Kind, table};
 use crate::pages::words::shortened;
@@ -45,8 +46,6 @@ const OVERLAP: Duration = Duration::from_secs(24 * 3600);
 /// Deliveries of the last day are counted in steps of this length.
 const WINDOW: Duration = Duration::from_secs(1800);
 const WINDOWS: usize = 48;
-/// After this time, recovering stops, so that the page answers. Asked again, it continues.
-const LONGEST_RECOVERY: Duration = Duration::from_secs(8);
 /// After this time, a dry run has counted enough.
 const LONGEST_COUNT: Duration = Duration::from_secs(5);
 /// The reason of an owner who gives none.
@@ -965,9 +964,9 @@ pub(super) fn send_waiting(own: Own<'_>, name: &str) -> Result<(Bulked, bool), R
     let is_cut = Cell::new(false);
     let done = own.make_many(Act::RetryMessage, name, Many::Make, |conn, own, note| {
         let began = Instant::now();
-        let bulk = Bulk::new(note).progress(|_| began.elapsed() < LONGEST_RECOVERY);
+        let bulk = Bulk::new(note).progress(|_| began.elapsed() < LONGEST_ACT);
         let done = own.retry(conn, name, bulk);
-        is_cut.set(began.elapsed() >= LONGEST_RECOVERY);
+        is_cut.set(began.elapsed() >= LONGEST_ACT);
         done
     })?;
     Ok((done, is_cut.get()))
@@ -994,7 +993,7 @@ pub(super) fn send_missed(
         false => Recover::DeadLetters,
     };
     let longest = match many {
-        Many::Make => LONGEST_RECOVERY,
+        Many::Make => LONGEST_ACT,
         Many::Count => LONGEST_COUNT,
     };
     let is_cut = Cell::new(false);

@@ -109,6 +109,22 @@ impl EndpointAct {
     }
 }
 
+/// How many messages wait for their next attempt at the destination of this name. No recovery sends them.
+///
+/// # Errors
+/// If the database fails.
+pub fn retrying(
+    conn: &mut PgConnection,
+    endpoints: Endpoints<'_>,
+    name: &str,
+) -> Result<u64, EndpointError> {
+    let its = Selection::default().destination(name.to_owned());
+    let count = pinned(conn, endpoints.name, |conn, outbox| {
+        count(conn, outbox, &its, WaitingChange::Retry)
+    })?;
+    Ok(u64::try_from(count).unwrap_or(0))
+}
+
 /// How long the ledger keeps what a disabled endpoint misses. `None`: it keeps no content.
 pub fn kept_for(config: &Config) -> Option<String> {
     let time = match config.ledger_payload {

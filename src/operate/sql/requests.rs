@@ -1,19 +1,24 @@
 //! Requests of programs with an `Idempotency-Key`: the same request acts once, and gets the same answer again.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use diesel::dsl::case_when;
+use diesel::pg::data_types::PgTimestamp;
 use diesel::prelude::{
     BoolExpressionMethods, ExpressionMethods, QueryDsl, RunQueryDsl, TextExpressionMethods,
 };
 use diesel::query_dsl::methods::FilterDsl;
 use diesel::result::{Error, QueryResult};
 use diesel::upsert::excluded;
-use diesel::{NullableExpressionMethods, PgConnection, delete, insert_into, select, update};
+use diesel::{
+    NullableExpressionMethods, OptionalExtension, PgConnection, delete, insert_into, select, update,
+};
 use uuid::Uuid;
 
 use crate::config::LONGEST_SEND;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
+use crate::schema::values::{from_micros, system_time, to_micros};
 use crate::sql::functions::{
     clock_timestamp, hashtextextended, interval, pg_try_advisory_xact_lock,
 };
@@ -26,7 +31,8 @@ const KEPT: Duration = Duration::from_secs(24 * 3600);
 /// How long a request without an answer is known: 15 minutes, longer than any send.
 const UNANSWERED: Duration = LONGEST_SEND.saturating_mul(3);
 
-/// A request with a key.
+/// A request with a key. Until it has its answer, the column of the answer has the time when the request was sent first, in
+/// microseconds: what comes later is not for it.
 #[derive(Debug, Clone, Copy)]
 pub struct Keyed<'a> {
     /// Who has sent it. Each caller has keys of its own.
@@ -40,8 +46,8 @@ pub struct Keyed<'a> {
 /// What is known of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Known {
-    /// Nothing: it may act.
-    New,
+    /// It may act, on what was there at this time, when it was sent first.
+    New(SystemTime),
     /// It acts now, or the process that carried it out has ended. After 15 minutes it may act again.
     Running,
     /// The key was used for another request.
@@ -67,11 +73,16 @@ impl Keyed<'_> {
             if !select(pg_try_advisory_xact_lock(number)).get_result(conn)? {
                 return Ok(Known::Running);
             }
+            let now: PgTimestamp = select(clock_timestamp()).get_result(conn)?;
+            let goes_on = requests::status
+                .is_null()
+                .and(requests::digest.eq(excluded(requests::digest)));
             let upsert = insert_into(requests::table(name.request()))
                 .values((
                     requests::caller.eq(caller),
                     requests::key.eq(key),
                     requests::digest.eq(digest),
+                    requests::answer.eq(to_micros(now).to_string()),
                 ))
                 .on_conflict((requests::caller, requests::key))
                 .do_update()
@@ -79,13 +90,20 @@ impl Keyed<'_> {
                     requests::digest.eq(excluded(requests::digest)),
                     requests::at.eq(excluded(requests::at)),
                     requests::status.eq(None::<i32>),
-                    requests::answer.eq(None::<String>),
+                    requests::answer
+                        .eq(case_when(goes_on, requests::answer)
+                            .otherwise(excluded(requests::answer))),
                 ));
             let is_older = |age| requests::at.le(clock_timestamp() - interval(age));
             let has_ended = requests::status.is_null().and(is_older(UNANSWERED));
             let is_old = is_older(KEPT).or(has_ended);
-            if FilterDsl::filter(upsert, is_old).execute(conn)? > 0 {
-                return Ok(Known::New);
+            let claimed = FilterDsl::filter(upsert, is_old).returning(requests::answer);
+            let since: Option<Option<String>> = claimed.get_result(conn).optional()?;
+            if let Some(since) = since {
+                let since = since
+                    .and_then(|micros| micros.parse().ok())
+                    .map(from_micros);
+                return Ok(Known::New(system_time(since.unwrap_or(now))));
             }
             let is_it = requests::caller.eq(caller).and(requests::key.eq(key));
             let known: (Vec<u8>, Option<i32>, Option<String>) =
@@ -98,6 +116,27 @@ impl Keyed<'_> {
                 (_, None, _) => Known::Running,
             })
         })?)
+    }
+
+    /// Lets the request continue: it has not done all.
+    ///
+    /// # Errors
+    /// A [`DatabaseError`].
+    pub fn is_unfinished(
+        self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+    ) -> Result<(), DatabaseError> {
+        pinned(conn, name, |conn, name| {
+            let is_it = requests::caller
+                .eq(self.caller)
+                .and(requests::key.eq(self.key));
+            update(requests::table(name.request()))
+                .filter(is_it)
+                .set(requests::at.eq(clock_timestamp() - interval(UNANSWERED)))
+                .execute(conn)
+        })?;
+        Ok(())
     }
 
     /// Keeps the status and the answer. `None`: the request has not acted, and may do so again.
