@@ -47,6 +47,8 @@ pub use crate::endpoints::public_error::{PUBLIC_ERRORS, TOKEN_WORDS};
 pub use crate::endpoints::sql::served::RefusedEndpoint;
 pub use crate::endpoints::sql::subscribers::Freed;
 pub use crate::engine::serves::sql::topics::KnownTopic;
+#[cfg(feature = "http")]
+pub use crate::operate::acts::endpoint::refusal;
 pub use crate::operate::acts::endpoint::{
     DISABLE, ENABLE, ENDPOINT_ACTS, EndpointAct, EndpointPreview, REMOVE, kept_for, retrying,
     send_again, while_disabled,

@@ -226,7 +226,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
                 program::audit(conn, table, &note, Act::PutEndpoint, &one.name)?;
                 Ok(one)
             })?;
-            let refusal = refusal(conn, endpoints, &one, &config)?;
+            let refusal = program::refusal(conn, endpoints, &one.name, &config)?;
             if put.json {
                 return output::json(&ShownPut {
                     one: Shown::new(&one),
@@ -355,22 +355,6 @@ fn encrypt(
 
 fn missing(name: &str) -> Result<()> {
     bail!("there is no endpoint {name:?}: `diesel-outbox endpoint list` shows all of them")
-}
-
-/// Why a relay with these settings would not send to the stored endpoint.
-fn refusal(
-    conn: &mut PgConnection,
-    endpoints: Endpoints<'_>,
-    one: &Endpoint,
-    config: &Config,
-) -> Result<Option<String>> {
-    match endpoints.test(conn, &one.name, config) {
-        Ok(_) => Ok(None),
-        Err(error @ (EndpointError::Refused(_) | EndpointError::Invalid(_))) => {
-            Ok(Some(error.to_string()))
-        }
-        Err(error) => Err(error.into()),
-    }
 }
 
 impl Put {

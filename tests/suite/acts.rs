@@ -445,3 +445,32 @@ fn a_request_that_a_process_did_not_finish_is_about_what_was_there_at_first() {
     let due = "SELECT string_agg(idempotency_key, ',' ORDER BY idempotency_key) FROM {o} WHERE available_at <= now()";
     assert_eq!(database.text(due).as_deref(), Some("a,b"));
 }
+
+/// R71: whoever registers an endpoint that relays with these settings would not send to is told, whichever interface was used.
+#[test]
+fn an_endpoint_that_these_settings_refuse_is_registered_and_said_to_be_refused() {
+    let database = Database::new();
+    let strict = |arguments: &[&str]| {
+        let mut command = database.binary(arguments);
+        command.env("OUTBOX_ENDPOINT_HTTPS_ONLY", "true");
+        command
+    };
+    let url = "http://127.0.0.1:9/hook";
+    let said = finish(strict(&["endpoint", "put", "a", url]))
+        .code(0)
+        .stdout;
+    assert!(said.contains("would not send to a"), "{said}");
+    let page = Page::start(strict(&["admin"]));
+    let new = json!({ "name": "b", "endpoint": { "url": url } });
+    let registered = page.json("/endpoints", &new);
+    let refused = registered["endpoint"]["refused"].as_str();
+    assert!(
+        refused.is_some_and(|why| why.contains("https")),
+        "{registered}"
+    );
+    let shown = page.get("/endpoints?name=b").body;
+    assert!(shown.contains("would not send to this endpoint"), "{shown}");
+    let lax = Page::start(database.binary(&["admin"]));
+    let shown = lax.get("/endpoints?name=b").body;
+    assert!(!shown.contains("would not send"), "{shown}");
+}

@@ -171,7 +171,7 @@ fn policy(one: &Row) -> Map<String, Value> {
 
 view! {
     /// An endpoint.
-    Endpoint of (one: &Row, guest: &Guest) {
+    Endpoint of (one: &Row, guest: &Guest, refused: Option<String>) {
         name: String = one.name.clone(),
         /// Without most of the path, if the visitor may not see payloads.
         url: String = url(guest, one),
@@ -188,6 +188,8 @@ view! {
         state_reason: Option<String> = one.state_reason.clone(),
         enabled: bool = one.enabled,
         disabled_reason: Option<String> = one.disabled_reason.clone(),
+        /// Why a relay with the settings of this server would not send to it. Null in lists.
+        refused: Option<String> = refused,
         /// Why no relay uses the destination.
         problem: Option<String> = one.problem.clone(),
         failing: bool = one.failing,
@@ -711,13 +713,18 @@ fn list_endpoints(call: &Call<'_>) -> Found<Listed<Endpoint>> {
     let asked = call.filter(endpoints::NAMES);
     let after: Option<String> = call.cursor()?;
     let (found, next) = search(&call.visit(), asked, after.as_deref(), call.limit()?)?;
-    let view = |one: &Row| Endpoint::of(one, call.visitor);
+    let view = |one: &Row| Endpoint::of(one, call.visitor, None);
     Ok(Listed::new(&found, view, next))
 }
 
 fn get_endpoint(call: &Call<'_>) -> Found<Endpoint> {
-    let found = endpoints::get(&call.visit(), call.part("name"))?;
-    Ok(Endpoint::of(&found, call.visitor))
+    let (visit, name) = (&call.visit(), call.part("name"));
+    let found = endpoints::get(visit, name)?;
+    Ok(Endpoint::of(
+        &found,
+        call.visitor,
+        endpoints::refusal(visit, name)?,
+    ))
 }
 
 fn register_endpoint(call: &Call<'_>, new: Registration) -> Found<RegisteredEndpoint> {
@@ -725,7 +732,7 @@ fn register_endpoint(call: &Call<'_>, new: Registration) -> Found<RegisteredEndp
     let secret = write(visit, &new.name, false, new.endpoint)?;
     let found = endpoints::get(visit, &new.name)?;
     Ok(RegisteredEndpoint {
-        endpoint: Endpoint::of(&found, guest),
+        endpoint: Endpoint::of(&found, guest, endpoints::refusal(visit, &new.name)?),
         secret: secret.and_then(|secret| Secret::of(&secret, guest).secret),
     })
 }

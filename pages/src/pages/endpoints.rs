@@ -240,6 +240,13 @@ pub(super) fn deliveries(
     found.ok_or_else(|| no_endpoint(name))
 }
 
+/// Why a relay with the settings of this page would not send to the endpoint.
+pub(super) fn refusal(visit: &Visit<'_>, name: &str) -> Result<Option<String>, Refusal> {
+    on(visit, &visit.site.searches, |conn, _, endpoints| {
+        program::refusal(conn, endpoints, name, &visit.site.config)
+    })
+}
+
 fn one(visit: &Visit<'_>, name: &str) -> Result<Response, Refusal> {
     let after = visit.form.get("after");
     let windows = if after.is_none() { WINDOWS } else { 0 };
@@ -251,6 +258,12 @@ fn one(visit: &Visit<'_>, name: &str) -> Result<Response, Refusal> {
         div.title {
             h1 { "Endpoint " span.key { (words::name(name)) } }
             p { a href="/endpoints" { "All endpoints" } }
+        }
+        @if let Some(why) = refusal(visit, name)? {
+            p.refused role="status" {
+                "A relay with the settings of this page would not send to this endpoint: " (why)
+                ". Its messages wait, unless another relay has settings that allow it."
+            }
         }
         (facts(visit, &found))
         @if after.is_none() { (curves(&counts)) }

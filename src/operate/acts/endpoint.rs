@@ -5,6 +5,8 @@
 
 mod disable;
 mod enable;
+#[cfg(feature = "http")]
+mod put;
 mod remove;
 mod send_again;
 
@@ -20,6 +22,8 @@ use crate::sql::pinned::pinned;
 
 pub use self::disable::{DISABLE, while_disabled};
 pub use self::enable::ENABLE;
+#[cfg(feature = "http")]
+pub use self::put::refusal;
 pub use self::remove::REMOVE;
 pub use self::send_again::send_again;
 
