@@ -450,11 +450,14 @@ fn a_request_that_a_process_did_not_finish_is_about_what_was_there_at_first() {
 #[test]
 fn an_endpoint_that_these_settings_refuse_is_registered_and_said_to_be_refused() {
     let database = Database::new();
-    let strict = |arguments: &[&str]| {
+    let with = |is_strict: &str, arguments: &[&str]| {
         let mut command = database.binary(arguments);
-        command.env("OUTBOX_ENDPOINT_HTTPS_ONLY", "true");
+        for rule in ["OUTBOX_ENDPOINT_HTTPS_ONLY", "OUTBOX_ENDPOINT_PUBLIC_ONLY"] {
+            command.env(rule, is_strict);
+        }
         command
     };
+    let strict = |arguments: &[&str]| with("true", arguments);
     let url = "http://127.0.0.1:9/hook";
     let said = finish(strict(&["endpoint", "put", "a", url]))
         .code(0)
@@ -470,7 +473,7 @@ fn an_endpoint_that_these_settings_refuse_is_registered_and_said_to_be_refused()
     );
     let shown = page.get("/endpoints?name=b").body;
     assert!(shown.contains("would not send to this endpoint"), "{shown}");
-    let lax = Page::start(database.binary(&["admin"]));
+    let lax = Page::start(with("false", &["admin"]));
     let shown = lax.get("/endpoints?name=b").body;
     assert!(!shown.contains("would not send"), "{shown}");
 }
