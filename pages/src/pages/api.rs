@@ -67,13 +67,13 @@ static ROUTES: LazyLock<Vec<Route<Site, Guest>>> = LazyLock::new(|| {
         route!(POST "/endpoints", Act, "Register an endpoint.", register_endpoint <- Registration => RegisteredEndpoint, status: StatusCode::CREATED),
         route!(GET "/endpoints/{name}", Look, "An endpoint.", get_endpoint => Endpoint),
         route!(PATCH "/endpoints/{name}", Act, "Change an endpoint.", change_endpoint <- Written => Endpoint),
-        route!(POST "/endpoints/{name}/verify", Act, "Ask the endpoint whether it wants messages.", verify_endpoint <- Nothing => Verified, lasts: true),
+        route!(POST "/endpoints/{name}/verify", Act, "Ask the endpoint whether it wants messages.", verify_endpoint <- Because => Verified, lasts: true),
         route!(POST "/endpoints/{name}/rotate", Act, "Make a new secret.", rotate_secret <- Rotation => Secret),
-        route!(POST "/endpoints/{name}/test", Act, "Send a test event now.", test_endpoint <- Nothing => Tested, lasts: true),
+        route!(POST "/endpoints/{name}/test", Act, "Send a test event now.", test_endpoint <- Because => Tested, lasts: true),
         route!(POST "/endpoints/{name}/recover", Act, "Send dead letters again, and what was missed.", recover_endpoint <- Recovery => Count, lasts: true),
         route!(POST "/endpoints/{name}/backfill", Act, "Send a new endpoint what it would have got.", backfill_endpoint <- Backfill => Count, lasts: true),
         route!(GET "/endpoints/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, is_list: true),
-        route!(POST "/endpoints/{name}/deliveries/{id}/send-again", Act, "Send a message to the endpoint again.", send_again <- Nothing => Done),
+        route!(POST "/endpoints/{name}/deliveries/{id}/send-again", Act, "Send a message to the endpoint again.", send_again <- Because => Done),
         route!(GET "/messages", Look, "Waiting messages, next due first.", list_messages => Listed<Message>, query: waiting::NAMES, is_list: true),
         route!(GET "/messages/{key}", Look, "A message, by id, idempotency key or sequence.", get_message => Known),
         route!(POST "/messages/{sequence}/cancel", Act, "Cancel a message.", cancel_message <- One => Became),
@@ -84,7 +84,7 @@ static ROUTES: LazyLock<Vec<Route<Site, Guest>>> = LazyLock::new(|| {
         route!(GET "/dead/{letter}", Look, "A dead letter, by `id`.", get_dead => DeadLetter),
         route!(GET "/pauses", Look, "Paused destinations and topics.", list_pauses => Listed<Paused>),
         route!(POST "/pauses", Act, "Pause a destination or a topic.", pause <- PauseAsked => PauseTold, status: StatusCode::CREATED),
-        route!(DELETE "/pauses/{kind}/{name}", Act, "End a pause.", resume <- Nothing => Done),
+        route!(DELETE "/pauses/{kind}/{name}", Act, "End a pause.", resume <- Nothing => Done, query: &["why"]),
         route!(GET "/depths", Look, "Numbers of waiting messages, by topic and destination.", list_depths => Listed<Lane>),
         route!(GET "/depths/dead", Look, "Numbers of dead letters, by topic and destination.", list_dead_depths => Listed<Dead>),
         route!(GET "/keys", Look, "Ordering keys whose messages wait, those with most messages first. At most 100.", list_keys => Listed<Blocked>),
@@ -527,6 +527,15 @@ struct Registration {
     endpoint: Written,
 }
 
+/// An act, with its reason.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Because {
+    /// Recorded with the act.
+    #[serde(default)]
+    why: String,
+}
+
 /// An act on an endpoint.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -557,6 +566,9 @@ struct EndpointDone {
 struct Rotation {
     /// How long older secrets also sign (24h).
     keep: Option<String>,
+    /// Recorded with the act.
+    #[serde(default)]
+    why: String,
 }
 
 /// Dead letters of a destination.
@@ -659,6 +671,9 @@ struct Reschedule {
     #[serde(default)]
     destination: String,
     message_id: Option<Uuid>,
+    /// Recorded with the act.
+    #[serde(default)]
+    why: String,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -804,27 +819,32 @@ fn act_on_endpoint(
     })
 }
 
-fn send_again(call: &Call<'_>, _: Nothing) -> Found<Done> {
-    match change::send_again(&call.visit(), call.part("name"), call.parsed("id")?)? {
+fn send_again(call: &Call<'_>, given: Because) -> Found<Done> {
+    match change::send_again(
+        &call.visit(),
+        call.part("name"),
+        call.parsed("id")?,
+        &given.why,
+    )? {
         true => Ok(DONE),
         false => Err(Problem::missing()),
     }
 }
 
-fn verify_endpoint(call: &Call<'_>, _: Nothing) -> Found<Verified> {
-    let answer = ask(&call.visit(), call.part("name"))?;
+fn verify_endpoint(call: &Call<'_>, given: Because) -> Found<Verified> {
+    let answer = ask(&call.visit(), call.part("name"), &given.why)?;
     Ok(Verified::of(&answer.ok_or_else(Problem::missing)?))
 }
 
 fn rotate_secret(call: &Call<'_>, given: Rotation) -> Found<Secret> {
     let keep = given.keep.as_deref().unwrap_or(OVERLAP);
-    let secret = new_secret(&call.visit(), call.part("name"), keep)?;
+    let secret = new_secret(&call.visit(), call.part("name"), keep, &given.why)?;
     let secret = secret.ok_or_else(Problem::missing)?;
     Ok(Secret::of(&secret, call.visitor))
 }
 
-fn test_endpoint(call: &Call<'_>, _: Nothing) -> Found<Tested> {
-    let answer = send_test(&call.visit(), call.part("name"))?;
+fn test_endpoint(call: &Call<'_>, given: Because) -> Found<Tested> {
+    let answer = send_test(&call.visit(), call.part("name"), &given.why)?;
     let answer = answer.ok_or_else(Problem::missing)?;
     Ok(Tested::of(&answer, call.visitor))
 }
@@ -932,7 +952,7 @@ fn cancel_message(call: &Call<'_>, given: One) -> Found<Became> {
 fn reschedule_message(call: &Call<'_>, given: Reschedule) -> Found<Became> {
     let due = due(given.r#in.as_deref()).map_err(|why| Problem::invalid(why).of_field("in"))?;
     let which = (given.destination.as_str(), given.message_id);
-    change_message(call, &MessageOrder::Reschedule(due), which, "")
+    change_message(call, &MessageOrder::Reschedule(due), which, &given.why)
 }
 
 fn settle_message(call: &Call<'_>, given: Settle) -> Found<Became> {
@@ -1054,7 +1074,7 @@ fn pause(call: &Call<'_>, given: PauseAsked) -> Found<PauseTold> {
 fn resume(call: &Call<'_>, _: Nothing) -> Found<Done> {
     let which = pauses::Which::named(call.part("kind"), call.part("name"));
     let which = which.map_err(|_| Problem::missing())?;
-    match which.resume(&call.visit())? {
+    match which.resume(&call.visit(), call.asked("why").unwrap_or_default())? {
         true => Ok(DONE),
         false => Err(Problem::missing()),
     }

@@ -70,9 +70,9 @@ impl Which {
     }
 
     /// `false`: this was not paused.
-    pub(super) fn resume(&self, visit: &Visit<'_>) -> Result<bool, Refusal> {
+    pub(super) fn resume(&self, visit: &Visit<'_>, why: &str) -> Result<bool, Refusal> {
         let (kind, name) = (self.kind, self.name.as_str());
-        let note = Note::new(&visit.guest.who, "");
+        let note = Note::new(&visit.guest.who, why);
         let was_paused = visit.run(&visit.site.changes, |conn, outbox| {
             program::audited(conn, outbox, &note, Act::Resume, name, |conn| {
                 admin::resume(conn, outbox, kind, name)
@@ -96,7 +96,7 @@ pub(super) fn pause(visit: &Visit<'_>) -> Result<Response, Refusal> {
 
 pub(super) fn resume(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let which = Which::of(visit.form).map_err(Refusal::Invalid)?;
-    let count = u8::from(which.resume(visit)?);
+    let count = u8::from(which.resume(visit, visit.get("why"))?);
     Ok(Response::see_other(&format!(
         "/?done=resumed&count={count}"
     )))

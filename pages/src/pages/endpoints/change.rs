@@ -46,8 +46,9 @@ pub(in crate::pages) fn send_again(
     visit: &Visit<'_>,
     name: &str,
     id: Uuid,
+    why: &str,
 ) -> Result<bool, Refusal> {
-    let note = Note::new(&visit.guest.who, "");
+    let note = Note::new(&visit.guest.who, why);
     let done = on(visit, &visit.site.changes, |conn, _, endpoints| {
         program::send_again(conn, endpoints, name, id, &note)
     });
@@ -56,7 +57,7 @@ pub(in crate::pages) fn send_again(
         visit,
         ("send-again", "sent_again"),
         name,
-        ("", &message),
+        (why.trim(), &message),
         &done,
     );
     done
@@ -92,7 +93,7 @@ pub(in crate::pages) fn answer(visit: &Visit<'_>) -> Result<Response, Refusal> {
             let id = visit.get("message").parse();
             let id =
                 id.map_err(|_| Refusal::Invalid("The message is missing or invalid.".to_owned()))?;
-            (send_again(visit, name, id)?, "sent_again")
+            (send_again(visit, name, id, visit.get("why"))?, "sent_again")
         }
     };
     if !is_there {
@@ -111,8 +112,12 @@ pub(super) fn nobody(name: &str) -> Response {
 }
 
 /// Sends a test event. No database connection is held during the send. `None`: there is no such endpoint.
-pub(in crate::pages) fn test(visit: &Visit<'_>, name: &str) -> Result<Option<TestAnswer>, Refusal> {
-    let note = Note::new(&visit.guest.who, "");
+pub(in crate::pages) fn test(
+    visit: &Visit<'_>,
+    name: &str,
+    why: &str,
+) -> Result<Option<TestAnswer>, Refusal> {
+    let note = Note::new(&visit.guest.who, why);
     let test = on(visit, &visit.site.changes, |conn, outbox, destinations| {
         let test = destinations.test(conn, name, &visit.site.config)?;
         if test.is_some() {
@@ -135,7 +140,7 @@ pub(in crate::pages) fn test(visit: &Visit<'_>, name: &str) -> Result<Option<Tes
 /// Sends a test event and shows the response.
 pub(in crate::pages) fn tested(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let name = visit.get("name");
-    let answer = match test(visit, name) {
+    let answer = match test(visit, name, visit.get("why")) {
         Ok(Some(answer)) => answer,
         Ok(None) => return Ok(nobody(name)),
         Err(Refusal::Endpoint(error)) => {

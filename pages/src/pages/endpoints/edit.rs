@@ -101,6 +101,8 @@ pub(in crate::pages) struct Written {
     /// How the endpoint shows that it wants messages: `none`, `challenge`, `cloudevents`; with `:skip`, messages do not
     /// wait for it.
     verification: Option<String>,
+    /// Recorded with the act.
+    why: String,
 }
 
 impl Written {
@@ -121,6 +123,7 @@ impl Written {
             filter: Some(filter),
             description: given("description"),
             verification: given("verification").filter(|word| !word.is_empty()),
+            why: form.get("why").unwrap_or_default().to_owned(),
         })
     }
 
@@ -161,7 +164,7 @@ pub(in crate::pages) fn write(
     let mut tried = Endpoint::new(name, "");
     written.write(&mut tried).map_err(Refusal::Invalid)?;
     let done = on(visit, &visit.site.changes, |conn, outbox, destinations| {
-        let note = Note::new(&visit.guest.who, "");
+        let note = Note::new(&visit.guest.who, &written.why);
         let mut refused = None;
         let written = program::audited(conn, outbox, &note, Act::PutEndpoint, name, |conn| {
             if let Some(secret) = &secret {
@@ -212,11 +215,12 @@ pub(in crate::pages) fn new_secret(
     visit: &Visit<'_>,
     name: &str,
     keep: &str,
+    why: &str,
 ) -> Result<Option<SigningSecret>, Refusal> {
     let keep: Duration = humantime::parse_duration(keep)
         .map_err(|error| Refusal::Invalid(format!("How long the older secrets sign: {error}.")))?;
     let secret = SigningSecret::random();
-    let note = Note::new(&visit.guest.who, "");
+    let note = Note::new(&visit.guest.who, why);
     let done = on(visit, &visit.site.changes, |conn, outbox, destinations| {
         program::audited(conn, outbox, &note, Act::RotateEndpoint, name, |conn| {
             destinations.rotate_to(conn, name, &secret, keep)
@@ -230,10 +234,12 @@ pub(in crate::pages) fn new_secret(
 
 pub(in crate::pages) fn rotate(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let name = visit.get("name");
-    Ok(match new_secret(visit, name, visit.get("keep"))? {
-        Some(secret) => only_now(visit, name, &format!("{name} has a new secret"), &secret),
-        None => nobody(name),
-    })
+    Ok(
+        match new_secret(visit, name, visit.get("keep"), visit.get("why"))? {
+            Some(secret) => only_now(visit, name, &format!("{name} has a new secret"), &secret),
+            None => nobody(name),
+        },
+    )
 }
 
 /// Asks the endpoint whether it wants messages. No database connection is held meanwhile. `None`: there is no such
@@ -241,6 +247,7 @@ pub(in crate::pages) fn rotate(visit: &Visit<'_>) -> Result<Response, Refusal> {
 pub(in crate::pages) fn ask(
     visit: &Visit<'_>,
     name: &str,
+    why: &str,
 ) -> Result<Option<EndpointAnswer>, Refusal> {
     let check = on(visit, &visit.site.searches, |conn, _, destinations| {
         destinations.verify(conn, name, &visit.site.config)
@@ -248,7 +255,7 @@ pub(in crate::pages) fn ask(
     let Some(answer) = check.map(EndpointCheck::ask) else {
         return Ok(None);
     };
-    let note = Note::new(&visit.guest.who, "");
+    let note = Note::new(&visit.guest.who, why);
     on(visit, &visit.site.changes, |conn, outbox, destinations| {
         program::audited(conn, outbox, &note, Act::VerifyEndpoint, name, |conn| {
             destinations.record(conn, &answer)
@@ -260,7 +267,7 @@ pub(in crate::pages) fn ask(
 
 pub(in crate::pages) fn verify(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let name = visit.get("name");
-    let Some(answer) = ask(visit, name)? else {
+    let Some(answer) = ask(visit, name, visit.get("why"))? else {
         return Ok(nobody(name));
     };
     let content = html! {

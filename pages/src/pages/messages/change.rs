@@ -142,6 +142,7 @@ pub(in crate::pages) fn actions(guest: &Guest, record: &MessageRecord) -> Markup
                 @if is_waiting {
                     (form("/message/reschedule", &html! {
                         label.field { "Due in (empty: now)" input name="in" placeholder="2h"; }
+                        label.field { "Why" input name="why" maxlength="400"; }
                         button { "Reschedule" }
                     }))
                     (form("/message/cancel", &html! {
