@@ -74,7 +74,7 @@ impl Keyed<'_> {
                 return Ok(Known::Running);
             }
             let now: PgTimestamp = select(clock_timestamp()).get_result(conn)?;
-            let goes_on = requests::status
+            let continues = requests::status
                 .is_null()
                 .and(requests::digest.eq(excluded(requests::digest)));
             let upsert = insert_into(requests::table(name.request()))
@@ -91,7 +91,7 @@ impl Keyed<'_> {
                     requests::at.eq(excluded(requests::at)),
                     requests::status.eq(None::<i32>),
                     requests::answer
-                        .eq(case_when(goes_on, requests::answer)
+                        .eq(case_when(continues, requests::answer)
                             .otherwise(excluded(requests::answer))),
                 ));
             let is_older = |age| requests::at.le(clock_timestamp() - interval(age));
