@@ -17,6 +17,7 @@ pub(crate) mod brief;
 pub(crate) mod expired;
 pub(crate) mod functions;
 pub(crate) mod live;
+pub(crate) mod lock_number;
 pub(crate) mod looking;
 pub(crate) mod pinned;
 pub(crate) mod range;

@@ -313,8 +313,14 @@ impl<S, V> Call<'_, S, V> {
 
     /// A parameter that is `true` or `false`; absent: `false`.
     pub(crate) fn flag(&self, name: &'static str) -> Result<bool, Problem> {
-        let flag = self.asked(name).map_or(Ok(false), str::parse);
-        flag.map_err(|_| Problem::invalid("must be true or false").of_field(name))
+        let given: Vec<&str> = self.request.query.all(name).collect();
+        let flag = match given.as_slice() {
+            [] => Some(false),
+            [one] => one.parse().ok(),
+            _ => None,
+        };
+        let wrong = || Problem::invalid("must be true or false, once").of_field(name);
+        flag.ok_or_else(wrong)
     }
 
     pub(crate) fn limit(&self) -> Result<usize, Problem> {

@@ -73,7 +73,8 @@ impl Subcommand for OfEndpoint {
         let one = |act: &&EndpointAct| {
             // After the options, whose type has words of its own.
             let command = Options::augment_args(Command::new(act.name));
-            command.about(act.about).after_help(act.undo)
+            let command = command.about(act.about).after_help(act.undo);
+            command.mut_arg("yes", |yes| yes.hide(!act.ends))
         };
         command.subcommands(ENDPOINT_ACTS.iter().map(one))
     }
@@ -104,14 +105,19 @@ impl OfEndpoint {
             return self.tell(&found);
         }
         if act.ends && !options.yes {
-            let ends = format!("{} {} {}", waiting(&found), found.becomes, act.undo);
+            let ends = format!(
+                "{} {} {}",
+                found.waiting_in_words(),
+                found.becomes,
+                act.undo
+            );
             let question = format!("{} {}? {ends}", act.name, output::shown(name));
             let hint = format!(
                 "endpoint {} asks for confirmation: without a terminal, give --yes",
                 act.name
             );
             if !confirmed(&question, &hint)? {
-                bail!("nothing was {}: {}", act.done, waiting(&found));
+                bail!("nothing was {}: {}", act.done, found.waiting_in_words());
             }
         }
         let note = options.who.note(&options.why);
@@ -133,7 +139,7 @@ impl OfEndpoint {
             }));
         }
         let is = if options.dry_run { "would be" } else { "is" };
-        let (name, waiting) = (output::shown(&options.name), waiting(found));
+        let (name, waiting) = (output::shown(&options.name), found.waiting_in_words());
         output::line(format!(
             "{name} {is} {}. {waiting} {}",
             act.done, found.becomes
@@ -142,13 +148,5 @@ impl OfEndpoint {
             true => output::line(act.undo),
             false => Ok(()),
         }
-    }
-}
-
-fn waiting(found: &EndpointPreview) -> String {
-    match found.waiting {
-        0 => "No message waits for it.".to_owned(),
-        1 => "1 message waits for it.".to_owned(),
-        count => format!("{count} messages wait for it."),
     }
 }

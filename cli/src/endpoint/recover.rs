@@ -58,8 +58,8 @@ pub(super) fn recover(
     }
     // Often most of what an endpoint did not get: each waits for its next attempt, up to a day.
     match program::retrying(conn, endpoints, name)? {
-        0 => Ok(()),
-        retrying => output::line(format!(
+        None | Some(0) => Ok(()),
+        Some(retrying) => output::line(format!(
             "also retrying: {}, due now with `diesel-outbox message retry --destination {}`",
             output::messages(retrying),
             output::shown(name)

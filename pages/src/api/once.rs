@@ -93,8 +93,12 @@ impl Caller<'_> {
         let kept = done.as_ref().ok();
         let kept = kept.map(|answer| (route.status.as_u16(), without_secret(answer)));
         let kept = kept.as_ref().map(|(status, body)| (*status, body.as_str()));
+        // Steps that were done before the database failed stay.
+        let has_failed = |problem: &Problem| route.lasts && problem.status >= 500;
+        let has_failed = done.as_ref().err().is_some_and(has_failed);
         let keep = |conn: &mut _, outbox: &_| match kept {
             Some((_, body)) if is_unfinished(body) => request.is_unfinished(conn, outbox),
+            None if has_failed => request.is_unfinished(conn, outbox),
             kept => request.answer(conn, outbox, kept),
         };
         if let Err(error) = self.database.within(call.act, &self.name, keep) {

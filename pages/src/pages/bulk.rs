@@ -2,17 +2,18 @@
 
 use std::time::{Instant, SystemTime};
 
+use diesel::PgConnection;
 use diesel_outbox::admin::{Bulk, Bulked, Note};
-use diesel_outbox::endpoints::Recover;
+use diesel_outbox::endpoints::{Endpoints, Recover};
 use diesel_outbox::program;
 use maud::html;
 
 use super::asked::Wrong;
-use super::endpoints::on;
+use super::endpoints::{in_steps, on};
 use super::layout::{act, dialog, hidden};
 use super::{Refusal, Visit, link, words};
 use crate::AUDIT;
-use crate::database::LONGEST_ACT;
+use crate::database::{LONGEST_ACT, STATEMENT_TIMEOUT};
 use crate::request::Form;
 use crate::response::Response;
 
@@ -70,17 +71,21 @@ impl<'a> Order<'a> {
     ) -> Result<Option<(Bulked, bool)>, Refusal> {
         let note = Note::new(&visit.guest.who, why);
         let began = Instant::now();
-        let done = on(visit, &visit.site.changes, |conn, _, to| {
-            let bulk = Bulk::new(&note);
-            let bulk = match dry_run {
-                true => bulk.dry_run(),
-                false => bulk.progress(|_| began.elapsed() < LONGEST_ACT),
-            };
-            match self {
-                Self::Recover(name, since, what) => to.recover(conn, name, *since, *what, bulk),
-                Self::Backfill(name, since) => to.backfill(conn, name, *since, bulk),
-            }
-        })?;
+        let perform = |conn: &mut PgConnection, to: Endpoints<'_>, bulk| match self {
+            Self::Recover(name, since, what) => to.recover(conn, name, *since, *what, bulk),
+            Self::Backfill(name, since) => to.backfill(conn, name, *since, bulk),
+        };
+        let bulk = Bulk::new(&note);
+        let changes = &visit.site.changes;
+        let done = match dry_run {
+            true => on(visit, changes, |conn, _, to| {
+                perform(conn, to, bulk.dry_run())
+            })?,
+            false => in_steps(visit, changes, |conn, to| {
+                let bulk = bulk.statement_timeout(STATEMENT_TIMEOUT);
+                perform(conn, to, bulk.progress(|_| began.elapsed() < LONGEST_ACT))
+            })?,
+        };
         if let Some(count) = done.as_ref().filter(|_| !dry_run).map(|done| done.changed) {
             let (_, what) = self.words("");
             visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_many", who = who, peer:% = peer, what = what, count = count, why:% = note; "{who:?} changed many messages on the admin page ({what}): {count}"));
@@ -90,7 +95,7 @@ impl<'a> Order<'a> {
     }
 
     /// How many messages wait for their next attempt at the endpoint: no order sends them.
-    pub(super) fn retrying(&self, visit: &Visit<'_>) -> Result<u64, Refusal> {
+    pub(super) fn retrying(&self, visit: &Visit<'_>) -> Result<Option<u64>, Refusal> {
         let (Self::Recover(name, ..) | Self::Backfill(name, _)) = self;
         on(visit, &visit.site.changes, |conn, _, endpoints| {
             program::retrying(conn, endpoints, name)
@@ -116,7 +121,12 @@ pub(super) fn answer(visit: &Visit<'_>) -> Result<Response, Refusal> {
         return Ok(Response::see_other(&nowhere));
     };
     if !is_sure {
-        return Ok(question(visit, &order, &done, order.retrying(visit)?));
+        return Ok(question(
+            visit,
+            &order,
+            &done,
+            order.retrying(visit)?.unwrap_or(0),
+        ));
     }
     let became = if is_cut { "recovering" } else { "recovered" };
     let count = done.changed.to_string();

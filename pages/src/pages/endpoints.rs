@@ -62,6 +62,23 @@ pub(super) fn on<T>(
     done?.map_err(Refusal::Endpoint)
 }
 
+/// The same, whose steps are transactions of their own.
+pub(super) fn in_steps<T>(
+    visit: &Visit<'_>,
+    database: &Database,
+    act: impl FnOnce(&mut PgConnection, Endpoints<'_>) -> Result<T, EndpointError>,
+) -> Result<T, Refusal> {
+    let done = database.in_steps(&visit.request.path, |conn, name| {
+        let outbox = Outbox::from(name.clone());
+        let endpoints = outbox.endpoints();
+        match act(conn, endpoints.with_keys(&visit.site.config.secret_keys)) {
+            Err(EndpointError::Database(error)) => Err(error.into()),
+            done => Ok(done),
+        }
+    });
+    done?.map_err(Refusal::Endpoint)
+}
+
 fn no_endpoint(name: &str) -> Refusal {
     Refusal::Missing(format!("There is no endpoint {name:?}."))
 }
@@ -411,7 +428,7 @@ fn actions(visit: &Visit<'_>, one: &Endpoint) -> Markup {
                 }
                 @if one.enabled {
                     (form("/endpoint/disable", &html! {
-                        label.field { "Why" input name="reason" maxlength="200" required; }
+                        label.field { "Why" input name="reason" maxlength="200"; }
                         button.danger { "Disable" }
                         span.quiet { (while_disabled(&visit.site.config)) }
                     }))

@@ -257,8 +257,8 @@ struct Added {
 struct Removed {
     /// `false`: a dry run.
     done: bool,
-    /// How many events waited for it.
-    waiting: u64,
+    /// How many events wait for it, in a dry run. Null: too many to count.
+    waiting: Option<u64>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -333,11 +333,14 @@ fn change_endpoint(call: &Call<'_>, written: Written) -> Found<Endpoint> {
 
 fn remove_endpoint(call: &Call<'_>, _: Nothing) -> Found<Removed> {
     let (own, name) = (own(call), call.part("name"));
-    let waiting = own.preview(&REMOVE, name)?.waiting;
     let dry_run = call.flag("dry_run")?;
-    if !dry_run {
-        own.change_state(&REMOVE, name, Cost::Change)?;
-    }
+    let waiting = match dry_run {
+        true => own.preview(&REMOVE, name)?.waiting,
+        false => {
+            own.change_state(&REMOVE, name, Cost::Change)?;
+            None
+        }
+    };
     Ok(Removed {
         done: !dry_run,
         waiting,

@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use super::conditions::{self, Condition, OPERATORS, Word};
 use super::deliveries;
-use super::own::{Many, Own};
+use super::own::{Many, Own, PORTAL};
 use super::words::Words;
 use super::{Asked, ENDPOINTS, Refusal, endpoint_page, time, with_time};
 use crate::api::given;
@@ -48,8 +48,6 @@ const WINDOW: Duration = Duration::from_secs(1800);
 const WINDOWS: usize = 48;
 /// After this time, a dry run has counted enough.
 const LONGEST_COUNT: Duration = Duration::from_secs(5);
-/// The reason of an owner who gives none.
-const BY_OWNER: &str = "portal";
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(366 * 24 * 3600);
 /// The topic of a test without an example.
@@ -192,7 +190,7 @@ fn state(asked: &Asked<'_>, one: &Endpoint) -> Markup {
     html! {
         span class=(class) { (name) }
         @if let Some(until) = one.state_until { " " (moment(words.until_time, until)) }
-        @if let Some(reason) = reason(one).filter(|reason| reason != BY_OWNER) { ": " (shortened(&reason, 200)) }
+        @if let Some(reason) = reason(one).filter(|reason| reason != PORTAL) { ": " (shortened(&reason, 200)) }
         @if !why.is_empty() { span.why { (why) } }
         @if let Some(error) = error.filter(|_| !one.is_verified()) { span.error { (words.failure(&error)) } }
         @if let Some(since) = since { span.why.quiet { (moment(words.no_success_since, since)) } }
@@ -834,7 +832,7 @@ pub(super) fn hold(own: Own<'_>, name: &str, lasts: &str, reason: &str) -> Resul
         },
     };
     let reason = match reason.trim() {
-        "" => BY_OWNER,
+        "" => PORTAL,
         given => given,
     };
     if check_pause_reason(reason).is_err() {
@@ -870,7 +868,9 @@ fn ask_to_remove(asked: &Asked<'_>, name: &str) -> Result<Response, Refusal> {
         section.panel {
             div.head { h1 { (words.remove) } }
             div.body {
-                p { (words.remove_waiting.replace("{}", &words.number(found.waiting))) }
+                @if let Some(waiting) = found.waiting {
+                    p { (words.remove_waiting.replace("{}", &words.number(waiting))) }
+                }
                 (act(asked, name, "/endpoint/remove", &html! {
                     label { input type="checkbox" name="sure" value="yes" required; " " (words.remove_sure) }
                     button.danger { (words.remove) }

@@ -14,6 +14,10 @@ use super::{Portal, Refusal};
 use crate::AUDIT;
 use crate::database::{Act as Together, Database};
 
+/// The reason that is recorded with the acts of customers.
+pub(super) const PORTAL: &str = "portal";
+const DRY_RUN: &str = "portal, dry run";
+
 /// The party of the acts that make many messages, of all tenants.
 const MANY: &str = "many";
 
@@ -122,14 +126,28 @@ impl<'a> Own<'a> {
         })
     }
 
-    /// What an act would do to the endpoint.
+    /// What an act would do to the endpoint. Counting costs the tenant its time.
     pub(super) fn preview(
         &self,
         act: &EndpointAct,
         name: &str,
     ) -> Result<EndpointPreview, Refusal> {
-        let found = self.read(|conn, own| act.preview(conn, own, name, &self.portal.config))?;
-        found.ok_or(Refusal::NotFound)
+        let (tenant, party) = (self.session.tenant, self.session.party());
+        self.run(&self.portal.changes, &party, |conn, outbox, own| {
+            if program::is_budget_spent(conn, outbox, tenant)? {
+                return Ok(Err(Refusal::TooOften));
+            }
+            let began = Instant::now();
+            let found = act.preview(conn, own, name, &self.portal.config)?;
+            let note = program::note_of_tenant(
+                &self.session.who,
+                DRY_RUN,
+                tenant,
+                Cost::Search(began.elapsed()),
+            );
+            program::audit(conn, outbox, &note, act.act, name)?;
+            Ok(found.ok_or(Refusal::NotFound))
+        })?
     }
 
     fn act<T>(
@@ -216,7 +234,7 @@ impl<'a> Own<'a> {
             if !has_paid {
                 let why = match many {
                     Many::Make => "portal, search",
-                    Many::Count => "portal, dry run",
+                    Many::Count => DRY_RUN,
                 };
                 let note = program::note_of_tenant(who, why, tenant, Cost::Search(took));
                 let recorded = program::audit(conn, outbox, &note, act, name);
@@ -243,7 +261,7 @@ impl<'a> Own<'a> {
     }
 
     fn note(&self, cost: Cost) -> Note {
-        program::note_of_tenant(&self.session.who, "portal", self.session.tenant, cost)
+        program::note_of_tenant(&self.session.who, PORTAL, self.session.tenant, cost)
     }
 
     fn run<T>(

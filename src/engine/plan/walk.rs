@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::pace::{Last, Pace};
+use super::pace::{Last, LastTwo, Pace};
 use super::rounds::Rounds;
 use super::search::{EveryOther, Finished, Search, SearchOutcome, SearchPass, WalkAgain};
 use crate::engine::claim::sql::page::SearchPlace;
@@ -112,7 +112,10 @@ impl Search for Walk {
                 self.read(now, upto, took, has_left);
             }
             // The page would take as long again: this round ends, and the next begins when it may.
-            SearchOutcome::TooSlow => self.read(now, None, took, false),
+            SearchOutcome::TooSlow => {
+                self.read(now, None, took, false);
+                self.rounds.times = LastTwo::slow(finished.last);
+            }
             SearchOutcome::Failed => {}
         }
         None

@@ -115,9 +115,17 @@ impl SetAside {
         self.waiting.insert((at, self.number), one);
     }
 
+    /// One look is for all locked messages.
     fn wait_for_locks(&mut self, group: Vec<Settlement>) {
-        if !group.is_empty() {
-            self.wait(WaitsFor::Locked(group), LOCKED_PAUSE);
+        let mut waiting = self.waiting.values_mut();
+        let locked = waiting.find_map(|one| match one {
+            WaitsFor::Locked(locked) => Some(locked),
+            WaitsFor::Refused(_) => None,
+        });
+        match locked {
+            Some(locked) => locked.extend(group),
+            None if group.is_empty() => {}
+            None => self.wait(WaitsFor::Locked(group), LOCKED_PAUSE),
         }
     }
 
@@ -251,6 +259,13 @@ impl<D: Database> Settler<'_, D> {
 
     /// Settles those of these messages that are no longer locked.
     fn look_at_locked(&mut self, waiting: Vec<Settlement>) {
+        // At the end of the relay, no piece of a fan-out follows.
+        let is_stopping = self.shared.is_stopping();
+        let waiting = waiting.into_iter().map(|one| match one.kind() {
+            Kind::Split if is_stopping => one.release(),
+            _ => one,
+        });
+        let waiting = waiting.collect();
         let (locked, free) = match self.by_lock(waiting) {
             Ok(parts) => parts,
             Err(waiting) => (waiting, Vec::new()),

@@ -10,13 +10,16 @@ mod put;
 mod remove;
 mod send_again;
 
+use std::borrow::Cow;
+use std::time::Duration;
+
 use diesel::{Connection, PgConnection};
 
 use crate::config::{Config, LedgerPayload};
 use crate::endpoints::{EndpointError, Endpoints};
 use crate::operate::sql::audit::Act;
 use crate::operate::sql::selection::Selection;
-use crate::operate::sql::waiting::{WaitingChange, count};
+use crate::operate::sql::waiting::{WaitingChange, count_within};
 use crate::operate::waiting::Note;
 use crate::sql::pinned::pinned;
 
@@ -26,6 +29,9 @@ pub use self::enable::ENABLE;
 pub use self::put::refusal;
 pub use self::remove::REMOVE;
 pub use self::send_again::send_again;
+
+/// No index has the messages of one destination together, so counting them reads the outbox.
+const LONGEST_COUNT: Duration = Duration::from_secs(2);
 
 /// All acts on one endpoint.
 pub static ENDPOINT_ACTS: &[&EndpointAct] = &[&ENABLE, &DISABLE, &REMOVE];
@@ -58,10 +64,22 @@ pub struct EndpointAct {
 /// What an act would do.
 #[derive(Debug, Clone)]
 pub struct EndpointPreview {
-    /// How many messages wait for the endpoint.
-    pub waiting: u64,
+    /// How many messages wait for the endpoint. `None`: so many that counting them takes too long.
+    pub waiting: Option<u64>,
     /// What becomes of its messages.
     pub becomes: String,
+}
+
+impl EndpointPreview {
+    /// How many messages wait, as a sentence.
+    pub fn waiting_in_words(&self) -> String {
+        match self.waiting {
+            None => "Many messages wait for it: they were not counted within 2 s.".to_owned(),
+            Some(0) => "No message waits for it.".to_owned(),
+            Some(1) => "1 message waits for it.".to_owned(),
+            Some(count) => format!("{count} messages wait for it."),
+        }
+    }
 }
 
 impl EndpointAct {
@@ -79,13 +97,9 @@ impl EndpointAct {
         if endpoints.get(conn, name)?.is_none() {
             return Ok(None);
         }
-        // Not those of what is routed here: they are for others, too.
-        let its = Selection::default().destination(name.to_owned());
-        let waiting = pinned(conn, endpoints.name, |conn, outbox| {
-            count(conn, outbox, &its, WaitingChange::Cancel)
-        })?;
+        let waiting = counted(conn, endpoints, name, WaitingChange::Cancel)?;
         Ok(Some(EndpointPreview {
-            waiting: u64::try_from(waiting).unwrap_or(0),
+            waiting,
             becomes: (self.becomes)(config, name),
         }))
     }
@@ -113,7 +127,8 @@ impl EndpointAct {
     }
 }
 
-/// How many messages wait for their next attempt at the destination of this name. No recovery sends them.
+/// How many messages wait for their next attempt at the endpoint of this name. No recovery sends them. `None`: so many that
+/// counting them takes too long.
 ///
 /// # Errors
 /// If the database fails.
@@ -121,12 +136,33 @@ pub fn retrying(
     conn: &mut PgConnection,
     endpoints: Endpoints<'_>,
     name: &str,
-) -> Result<u64, EndpointError> {
-    let its = Selection::default().destination(name.to_owned());
+) -> Result<Option<u64>, EndpointError> {
+    counted(conn, endpoints, name, WaitingChange::Retry)
+}
+
+/// The messages that name the endpoint: those that a route sends there are for others, too.
+fn counted(
+    conn: &mut PgConnection,
+    endpoints: Endpoints<'_>,
+    name: &str,
+    change: WaitingChange,
+) -> Result<Option<u64>, EndpointError> {
+    let its = Selection::default()
+        .destination(name.to_owned())
+        .tenant_id(endpoints.tenant);
     let count = pinned(conn, endpoints.name, |conn, outbox| {
-        count(conn, outbox, &its, WaitingChange::Retry)
+        count_within(conn, outbox, &its, change, LONGEST_COUNT)
     })?;
-    Ok(u64::try_from(count).unwrap_or(0))
+    Ok(count.map(|count| u64::try_from(count).unwrap_or(0)))
+}
+
+/// A name as an argument of a command that a person may copy.
+fn of_shell(name: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+,".contains(c);
+    match !name.is_empty() && name.chars().all(is_plain) {
+        true => Cow::Borrowed(name),
+        false => Cow::Owned(format!("'{}'", name.replace('\'', r"'\''"))),
+    }
 }
 
 /// How long the ledger keeps what a disabled endpoint misses. `None`: it keeps no content.

@@ -26,6 +26,7 @@ use crate::sql::functions::{
     TimeAndSequence, all_of, clock_timestamp, given, hashtextextended, interval,
     pg_advisory_xact_lock, pg_try_advisory_xact_lock,
 };
+use crate::sql::lock_number::lock_number;
 use crate::sql::pinned::pinned;
 use crate::sql::table::{audit as acts, endpoint};
 use crate::words::words;
@@ -209,7 +210,7 @@ fn sum_of_cost() -> SqlLiteral<Nullable<BigInt>> {
 /// # Errors
 /// Those of the database.
 pub fn hold_budget(conn: &mut PgConnection, name: &OutboxName, tenant: Uuid) -> QueryResult<()> {
-    let number = hashtextextended(format!("{} {tenant}", name.audit()), 0);
+    let number = lock_number(&[&name.audit().to_string(), &tenant.to_string()]);
     select(pg_advisory_xact_lock(number))
         .execute(conn)
         .map(drop)
@@ -225,7 +226,7 @@ pub fn may_make_many(
     name: &OutboxName,
     tenant: Uuid,
 ) -> QueryResult<bool> {
-    let number = hashtextextended(format!("{} {tenant} many", name.audit()), 0);
+    let number = lock_number(&[&name.audit().to_string(), &tenant.to_string(), "many"]);
     let is_alone: bool = select(pg_try_advisory_xact_lock(number)).get_result(conn)?;
     Ok(is_alone && !is_budget_spent(conn, name, tenant)?)
 }

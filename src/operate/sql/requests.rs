@@ -19,9 +19,8 @@ use crate::config::LONGEST_SEND;
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::schema::values::{from_micros, system_time, to_micros};
-use crate::sql::functions::{
-    clock_timestamp, hashtextextended, interval, pg_try_advisory_xact_lock,
-};
+use crate::sql::functions::{clock_timestamp, interval, pg_try_advisory_xact_lock};
+use crate::sql::lock_number::lock_number;
 use crate::sql::pinned::pinned;
 use crate::sql::table::request as requests;
 
@@ -69,14 +68,17 @@ impl Keyed<'_> {
         } = self;
         Ok(pinned(conn, name, |conn, name| {
             // Otherwise the insert would wait for a transaction that carries out the same request.
-            let number = hashtextextended(format!("{} {caller} {key}", name.request()), 0);
+            let number = lock_number(&[&name.request().to_string(), caller, key]);
             if !select(pg_try_advisory_xact_lock(number)).get_result(conn)? {
                 return Ok(Known::Running);
             }
             let now: PgTimestamp = select(clock_timestamp()).get_result(conn)?;
+            let is_older = |age| requests::at.le(clock_timestamp() - interval(age));
+            let is_same = || requests::digest.eq(excluded(requests::digest));
             let continues = requests::status
                 .is_null()
-                .and(requests::digest.eq(excluded(requests::digest)));
+                .and(is_same())
+                .and(requests::at.gt(clock_timestamp() - interval(KEPT)));
             let upsert = insert_into(requests::table(name.request()))
                 .values((
                     requests::caller.eq(caller),
@@ -90,12 +92,11 @@ impl Keyed<'_> {
                     requests::digest.eq(excluded(requests::digest)),
                     requests::at.eq(excluded(requests::at)),
                     requests::status.eq(None::<i32>),
-                    requests::answer
-                        .eq(case_when(continues, requests::answer)
-                            .otherwise(excluded(requests::answer))),
+                    requests::answer.eq(case_when(continues, requests::answer)
+                        .otherwise(excluded(requests::answer))),
                 ));
-            let is_older = |age| requests::at.le(clock_timestamp() - interval(age));
             let has_ended = requests::status.is_null().and(is_older(UNANSWERED));
+            let has_ended = has_ended.and(is_same());
             let is_old = is_older(KEPT).or(has_ended);
             let claimed = FilterDsl::filter(upsert, is_old).returning(requests::answer);
             let since: Option<Option<String>> = claimed.get_result(conn).optional()?;

@@ -1,5 +1,7 @@
 //! Live messages that a selection has: list, count, retry, cancel.
 
+use std::time::Duration;
+
 use diesel::PgConnection;
 use diesel::dsl::array;
 use diesel::prelude::{
@@ -263,6 +265,21 @@ pub(crate) fn count(
         .filter(act.changes())
         .count();
     looking(conn, None, |conn| unprepared(these).get_result(conn))
+}
+
+/// The same, within this time. `None`: there are too many to be counted.
+pub(crate) fn count_within(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    selection: &Selection,
+    act: WaitingChange,
+    time: Duration,
+) -> QueryResult<Option<i64>> {
+    let these = candidate::table(name.outbox())
+        .filter(is_meant(selection))
+        .filter(act.changes())
+        .count();
+    looking_briefly(conn, time, |conn| unprepared(these).get_result(conn))
 }
 
 /// The first message that the act would change, in the order in which it changes them.

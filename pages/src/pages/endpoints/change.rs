@@ -185,17 +185,13 @@ fn question(visit: &Visit<'_>, asked: &EndpointAct, name: &str) -> Result<Respon
         first.make_ascii_uppercase();
     }
     let buttons = html! {
+        label.field { "Why" input name="reason" maxlength="200"; }
         button.danger.sure { (title.split(' ').next().unwrap_or_default()) }
         a.button.second href=(page_of(name)) { "No, go back" }
     };
     let about = [("name", name), ("sure", "yes")];
-    let waiting = match found.waiting {
-        0 => "No message waits for the endpoint.".to_owned(),
-        1 => "1 message waits for the endpoint.".to_owned(),
-        count => format!("{count} messages wait for the endpoint."),
-    };
     let content = html! {
-        p { (waiting) }
+        p { (found.waiting_in_words()) }
         p { (found.becomes) }
         p { (asked.undo) }
         (act(visit.guest, &path, &about, &buttons))

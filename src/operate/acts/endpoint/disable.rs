@@ -6,6 +6,9 @@ use crate::hand::Hand;
 use crate::operate::acts::pause::OPERATOR;
 use crate::operate::sql::audit::Act;
 
+/// The most characters of a reason: its column has room for so many of any script.
+const LONGEST_REASON: usize = 200;
+
 /// Disables an endpoint.
 pub static DISABLE: EndpointAct = EndpointAct {
     name: "disable",
@@ -26,7 +29,7 @@ pub static DISABLE: EndpointAct = EndpointAct {
                 }
                 _ => OPERATOR.to_owned(),
             },
-            why => why.to_owned(),
+            why => why.chars().take(LONGEST_REASON).collect(),
         };
         endpoints.disable(conn, name, &why)
     },

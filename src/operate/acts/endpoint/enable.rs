@@ -1,6 +1,6 @@
 //! An endpoint gets messages again.
 
-use super::EndpointAct;
+use super::{EndpointAct, of_shell};
 use crate::operate::sql::audit::Act;
 
 /// Enables an endpoint.
@@ -12,7 +12,8 @@ pub static ENABLE: EndpointAct = EndpointAct {
     becomes: |_, name| {
         format!(
             "New messages are addressed to it again. Those that wait for their next attempt keep its time: \
-             `diesel-outbox message retry --destination {name}` sends them now."
+             `diesel-outbox message retry --destination {}` sends them now.",
+            of_shell(name)
         )
     },
     undo: "`endpoint disable` disables it again.",
