@@ -526,7 +526,7 @@ fn a_removal_says_which_messages_end_and_asks() {
     run(&["put", "acme", "https://acme.example"]).code(0);
     let stderr = run(&["remove", "acme"]).code(1).stderr;
     assert!(
-        stderr.contains("nothing was removed: no message waits for it")
+        stderr.contains("nothing was removed: No message waits for it.")
             && stderr.contains("give --yes"),
         "{stderr}"
     );
@@ -539,7 +539,7 @@ fn a_removal_says_which_messages_end_and_asks() {
     }
     let stderr = run(&["remove", "acme"]).code(1).stderr;
     assert!(
-        stderr.contains("2 waiting messages for it would end unsent"),
+        stderr.contains("2 messages wait for it. Messages that wait for it end unsent"),
         "{stderr}"
     );
     assert_eq!(database.number("SELECT count(*) FROM {o}_endpoint"), 1);
