@@ -47,14 +47,14 @@ pub use crate::endpoints::public_error::{PUBLIC_ERRORS, TOKEN_WORDS};
 pub use crate::endpoints::sql::served::RefusedEndpoint;
 pub use crate::endpoints::sql::subscribers::Freed;
 pub use crate::engine::serves::sql::topics::KnownTopic;
-#[cfg(feature = "http")]
-pub use crate::operate::acts::endpoint::refusal;
 pub use crate::operate::acts::endpoint::{
     DISABLE, ENABLE, ENDPOINT_ACTS, EndpointAct, EndpointPreview, REMOVE, kept_for, retrying,
-    send_again, while_disabled,
+    rotate, send_again, while_disabled,
 };
+#[cfg(feature = "http")]
+pub use crate::operate::acts::endpoint::{begin_test, begin_verification, refusal};
 pub use crate::operate::acts::letters::LetterName;
-pub use crate::operate::acts::pause::{OPERATOR, PauseAnswer, Pausing, check_pause_reason};
+pub use crate::operate::acts::pause::{OPERATOR, PauseAnswer, Pausing, check_pause_reason, resume};
 pub use crate::operate::acts::{ACTS, ActError, Choice, ManyAct, Performed, Preview, Words};
 pub use crate::operate::chosen::{Chosen, WrongChoice, time as parse_time};
 pub use crate::operate::counts::DepthGauges;

@@ -266,43 +266,29 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
                 true => SigningSecret::random_asymmetric(),
                 false => SigningSecret::random(),
             };
-            match program::audited(
-                conn,
-                table,
-                &signed.note(),
-                Act::RotateEndpoint,
-                name,
-                |conn| endpoints.rotate_to(conn, name, &secret, keep),
-            )? {
+            match program::rotate(conn, endpoints, name, (&secret, keep), &signed.note())? {
                 true => output::line(for_receivers(&secret)?),
                 false => missing(name),
             }
         }
         Action::Encrypt { signed } => encrypt(conn, endpoints, table, &signed.note()),
         Action::Test { name, json, signed } => {
-            let test = deliveries::sendable(endpoints.test(conn, name, &config))?;
-            let Some(test) = test else {
+            let test = program::begin_test(conn, endpoints, name, &config, &signed.note());
+            let Some(test) = deliveries::sendable(test)? else {
                 return missing(name);
             };
-            program::audit(conn, table, &signed.note(), Act::TestEndpoint, name)?;
             let answer = test.send();
             let has_closed = endpoints.record_test(conn, &answer)?;
             deliveries::tested(name, &answer, has_closed, *json)
         }
         Action::Verify { name, json, signed } => {
-            let check = deliveries::sendable(endpoints.verify(conn, name, &config))?;
-            let Some(check) = check else {
+            let note = signed.note();
+            let check = program::begin_verification(conn, endpoints, name, &config, &note);
+            let Some(check) = deliveries::sendable(check)? else {
                 return missing(name);
             };
             let answer = check.ask();
-            program::audited(
-                conn,
-                table,
-                &signed.note(),
-                Act::VerifyEndpoint,
-                name,
-                |conn| endpoints.record(conn, &answer),
-            )?;
+            endpoints.record(conn, &answer)?;
             deliveries::verified(name, &answer, *json)
         }
         Action::Deliveries(how) => deliveries::list(conn, endpoints, how),

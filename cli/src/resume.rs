@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use diesel_outbox::Outbox;
 use diesel_outbox::admin::{self, Pausable};
 use diesel_outbox::endpoints::EndpointState;
-use diesel_outbox::program::{self, Act};
+use diesel_outbox::program;
 use diesel_outbox_pages::pause::{find, state_in_words};
 use serde_json::json;
 use uuid::Uuid;
@@ -76,9 +76,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let pause = find(&before, kind, name);
     // Also deletes an expired pause, which would have to be deleted later anyway.
     let (table, note) = (&config.table, signed.note());
-    program::audited(&mut conn, table, &note, Act::Resume, name, |conn| {
-        admin::resume(conn, table, kind, name)
-    })?;
+    program::resume(&mut conn, table, kind, name, &note)?;
     let after = admin::pauses(&mut conn, &config.table)?;
     let row = match kind {
         Pausable::Destination => {

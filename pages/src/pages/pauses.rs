@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use diesel_outbox::admin::{self, Note, Pausable};
-use diesel_outbox::program::{self, Act, PauseAnswer, Pausing};
+use diesel_outbox::admin::{Note, Pausable};
+use diesel_outbox::program::{self, PauseAnswer, Pausing};
 
 use uuid::Uuid;
 
@@ -74,9 +74,7 @@ impl Which {
         let (kind, name) = (self.kind, self.name.as_str());
         let note = Note::new(&visit.guest.who, why);
         let was_paused = visit.run(&visit.site.changes, |conn, outbox| {
-            program::audited(conn, outbox, &note, Act::Resume, name, |conn| {
-                admin::resume(conn, outbox, kind, name)
-            })
+            program::resume(conn, outbox, kind, name, &note)
         })?;
         let (kind, name) = (kind.as_str(), name.to_owned());
         visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_resume", who = who, peer:% = peer, kind = kind, name = name, was_paused = was_paused; "{who:?} resumed the {kind} {name:?}"));

@@ -8,6 +8,9 @@ mod enable;
 #[cfg(feature = "http")]
 mod put;
 mod remove;
+#[cfg(feature = "http")]
+mod request;
+mod rotate;
 mod send_again;
 
 use std::borrow::Cow;
@@ -28,6 +31,9 @@ pub use self::enable::ENABLE;
 #[cfg(feature = "http")]
 pub use self::put::refusal;
 pub use self::remove::REMOVE;
+#[cfg(feature = "http")]
+pub use self::request::{begin_test, begin_verification};
+pub use self::rotate::rotate;
 pub use self::send_again::send_again;
 
 /// No index has the messages of one destination together, so counting them reads the outbox.
@@ -115,16 +121,32 @@ impl EndpointAct {
         name: &str,
         note: &Note,
     ) -> Result<bool, EndpointError> {
-        conn.transaction(|conn| {
+        let done = recorded(conn, endpoints, name, self.act, note, |conn| {
             let is_there = (self.change)(endpoints, conn, name, note.why())?;
-            if is_there {
-                pinned(conn, endpoints.name, |conn, outbox| {
-                    note.audit(conn, outbox, self.act, name)
-                })?;
-            }
-            Ok(is_there)
-        })
+            Ok(is_there.then_some(()))
+        })?;
+        Ok(done.is_some())
     }
+}
+
+/// Does this in a transaction that also records who did it and why. `None`: there is no such endpoint, or message of it.
+fn recorded<T>(
+    conn: &mut PgConnection,
+    endpoints: Endpoints<'_>,
+    name: &str,
+    act: Act,
+    note: &Note,
+    work: impl FnOnce(&mut PgConnection) -> Result<Option<T>, EndpointError>,
+) -> Result<Option<T>, EndpointError> {
+    conn.transaction(|conn| {
+        let done = work(conn)?;
+        if done.is_some() {
+            pinned(conn, endpoints.name, |conn, outbox| {
+                note.audit(conn, outbox, act, name)
+            })?;
+        }
+        Ok(done)
+    })
 }
 
 /// How many messages wait for their next attempt at the endpoint of this name. No recovery sends them. `None`: so many that

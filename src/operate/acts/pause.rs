@@ -8,11 +8,12 @@ use diesel::{Connection, PgConnection};
 use super::{ActError, Found};
 use crate::endpoints::{EndpointError, EndpointFilter};
 use crate::engine::send::sql::pause::{self as store, BREAKER_OPEN, Pausable};
+use crate::error::DatabaseError;
 use crate::hand::Hand;
 use crate::name::OutboxName;
 use crate::operate::chosen::WrongChoice;
 use crate::operate::keys::leases;
-use crate::operate::pauses::{Pause, pauses};
+use crate::operate::pauses::{self, Pause, pauses};
 use crate::operate::sql::audit::Act;
 use crate::operate::topics::topics;
 use crate::operate::waiting::Note;
@@ -194,6 +195,28 @@ impl Pausing {
             known.join(", ")
         )))
     }
+}
+
+/// Ends a pause, and records who did. `false`: this was not paused.
+///
+/// # Errors
+/// A [`DatabaseError`](crate::DatabaseError).
+pub fn resume(
+    conn: &mut PgConnection,
+    outbox: &OutboxName,
+    kind: Pausable,
+    name: &str,
+    note: &Note,
+) -> Result<bool, DatabaseError> {
+    conn.transaction(|conn| {
+        let was_paused = pauses::resume(conn, outbox, kind, name)?;
+        if was_paused {
+            pinned(conn, outbox, |conn, outbox| {
+                note.audit(conn, outbox, Act::Resume, name)
+            })?;
+        }
+        Ok(was_paused)
+    })
 }
 
 /// An outbox without tables of endpoints has none.

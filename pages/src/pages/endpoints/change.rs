@@ -2,7 +2,7 @@
 
 use diesel_outbox::admin::Note;
 use diesel_outbox::endpoints::{EndpointTest, TestAnswer};
-use diesel_outbox::program::{self, Act, ENDPOINT_ACTS, EndpointAct, EndpointPreview};
+use diesel_outbox::program::{self, ENDPOINT_ACTS, EndpointAct, EndpointPreview};
 use maud::{Markup, html};
 use uuid::Uuid;
 
@@ -118,12 +118,8 @@ pub(in crate::pages) fn test(
     why: &str,
 ) -> Result<Option<TestAnswer>, Refusal> {
     let note = Note::new(&visit.guest.who, why);
-    let test = on(visit, &visit.site.changes, |conn, outbox, destinations| {
-        let test = destinations.test(conn, name, &visit.site.config)?;
-        if test.is_some() {
-            program::audit(conn, outbox, &note, Act::TestEndpoint, name)?;
-        }
-        Ok(test)
+    let test = on(visit, &visit.site.changes, |conn, _, endpoints| {
+        program::begin_test(conn, endpoints, name, &visit.site.config, &note)
     })?;
     let answer = test.map(EndpointTest::send);
     if let Some(answer) = &answer {

@@ -221,10 +221,8 @@ pub(in crate::pages) fn new_secret(
         .map_err(|error| Refusal::Invalid(format!("How long the older secrets sign: {error}.")))?;
     let secret = SigningSecret::random();
     let note = Note::new(&visit.guest.who, why);
-    let done = on(visit, &visit.site.changes, |conn, outbox, destinations| {
-        program::audited(conn, outbox, &note, Act::RotateEndpoint, name, |conn| {
-            destinations.rotate_to(conn, name, &secret, keep)
-        })
+    let done = on(visit, &visit.site.changes, |conn, _, endpoints| {
+        program::rotate(conn, endpoints, name, (&secret, keep), &note)
     })?;
     if done {
         log(visit, name, "rotated");
@@ -249,17 +247,15 @@ pub(in crate::pages) fn ask(
     name: &str,
     why: &str,
 ) -> Result<Option<EndpointAnswer>, Refusal> {
-    let check = on(visit, &visit.site.searches, |conn, _, destinations| {
-        destinations.verify(conn, name, &visit.site.config)
+    let note = Note::new(&visit.guest.who, why);
+    let check = on(visit, &visit.site.changes, |conn, _, endpoints| {
+        program::begin_verification(conn, endpoints, name, &visit.site.config, &note)
     })?;
     let Some(answer) = check.map(EndpointCheck::ask) else {
         return Ok(None);
     };
-    let note = Note::new(&visit.guest.who, why);
-    on(visit, &visit.site.changes, |conn, outbox, destinations| {
-        program::audited(conn, outbox, &note, Act::VerifyEndpoint, name, |conn| {
-            destinations.record(conn, &answer)
-        })
+    on(visit, &visit.site.changes, |conn, _, endpoints| {
+        endpoints.record(conn, &answer)
     })?;
     log(visit, name, "verification");
     Ok(Some(answer))

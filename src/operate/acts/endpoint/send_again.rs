@@ -1,12 +1,12 @@
 //! A delivered message or a dead letter goes to its endpoint once more.
 
-use diesel::{Connection, PgConnection};
+use diesel::PgConnection;
 use uuid::Uuid;
 
+use super::recorded;
 use crate::endpoints::{EndpointError, Endpoints};
 use crate::operate::sql::audit::Act;
 use crate::operate::waiting::Note;
-use crate::sql::pinned::pinned;
 
 /// Sends a message to the endpoint again, and records who did, in the history of the message, too. `false`: there is no such
 /// endpoint or message.
@@ -20,13 +20,9 @@ pub fn send_again(
     id: Uuid,
     note: &Note,
 ) -> Result<bool, EndpointError> {
-    conn.transaction(|conn| {
+    let sent = recorded(conn, endpoints, name, Act::SendAgain, note, |conn| {
         let is_there = endpoints.send_again_by(conn, name, id, note.as_str())?;
-        if is_there {
-            pinned(conn, endpoints.name, |conn, outbox| {
-                note.audit(conn, outbox, Act::SendAgain, name)
-            })?;
-        }
-        Ok(is_there)
-    })
+        Ok(is_there.then_some(()))
+    })?;
+    Ok(sent.is_some())
 }
