@@ -23,14 +23,8 @@ export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 ARGS ?=
 # Packages for `make static`. `diesel-outbox-cli lab` also builds `outbox-lab`, to measure the static program.
 STATIC_PACKAGES ?= diesel-outbox-cli
-# A program for another platform has unpacked relocations, and each function.
-STATIC_MEGABYTES ?= $(if $(CROSS),14,12)
+STATIC_MEGABYTES ?= 14
 STATIC_PROGRAM = $(TARGET_DIR)/$(STATIC_TARGET)/static/diesel-outbox
-# Packed relocations take a tenth of the space. A static program can read them only with glibc 2.36 or later.
-PACKED = $(shell printf '2.36\n%s\n' "$$(getconf GNU_LIBC_VERSION | cut -d' ' -f2)" | sort -CV && echo -C link-arg=-Wl,-z,pack-relative-relocs)
-# The linker of Rust for x86-64 keeps one copy of functions with the same code. Other linkers do not know how.
-FOLDED = $(shell mkdir -p "$(TARGET_DIR)" && echo 'fn main() {}' | \
-	rustc --crate-name folded -C link-arg=-Wl,--icf=all -o "$(TARGET_DIR)/folded" - 2>/dev/null && echo -C link-arg=-Wl,--icf=all)
 # No panic unwinds through C, so C code needs no unwind tables.
 C_OF_STATIC = -fno-asynchronous-unwind-tables
 # For `make simulate`: the first seed, and either the number of histories or the duration.
@@ -194,7 +188,7 @@ static: ## Build one small static executable with libpq and OpenSSL compiled in 
 	@[ -z "$(CROSS)" ] || command -v $(CROSS)-gcc >/dev/null || scripts/install-package gcc-arm64
 	@[ -z "$(EMULATOR)" ] || command -v $(EMULATOR) >/dev/null || scripts/install-package qemu
 	@[ -z "$(CROSS)" ] || rustup target add $(STATIC_TARGET)
-	$(CROSS_LINKER) CFLAGS="$(CFLAGS) $(C_OF_STATIC)" OPENSSL_SRC_PERL="$(abspath scripts/openssl-perl)" RUSTFLAGS="-C target-feature=+crt-static $(if $(CROSS),,$(PACKED) $(FOLDED)) $(REMAP)" \
+	$(CROSS_LINKER) CFLAGS="$(CFLAGS) $(C_OF_STATIC)" OPENSSL_SRC_PERL="$(abspath scripts/openssl-perl)" RUSTFLAGS="-C target-feature=+crt-static $(REMAP)" \
 		$(CARGO) build --profile static $(addprefix --package=,$(STATIC_PACKAGES)) --features bundled --target $(STATIC_TARGET)
 	scripts/check-static $(STATIC_PROGRAM) $(STATIC_MEGABYTES) $(EMULATOR)
 

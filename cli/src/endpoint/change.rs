@@ -117,7 +117,7 @@ impl OfEndpoint {
                 act.name
             );
             if !confirmed(&question, &hint)? {
-                bail!("nothing was {}: {}", act.done, found.waiting_in_words());
+                bail!("nothing was {}: {ends}", act.done);
             }
         }
         let note = options.who.note(&options.why);
