@@ -60,18 +60,21 @@ fn acts_of<G: Group>() -> impl Iterator<Item = &'static dyn ManyAct> {
     acts.filter(|act| act.words().group == G::NAME)
 }
 
+/// The act that the subcommand names, and its options.
+pub(crate) fn named_act<A>(
+    matches: &ArgMatches,
+    find: impl FnOnce(&str) -> Option<A>,
+) -> Result<(A, &ArgMatches), Error> {
+    let named = matches.subcommand();
+    let named = named.and_then(|(name, options)| Some((find(name)?, options)));
+    let kind = clap::error::ErrorKind::InvalidSubcommand;
+    named.ok_or_else(|| Error::raw(kind, "there is no such act\n"))
+}
+
 impl<G: Group> FromArgMatches for OfGroup<G> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        let named = matches.subcommand().and_then(|(name, options)| {
-            let act = acts_of::<G>().find(|act| act.words().name == name)?;
-            Some((act, options))
-        });
-        let (act, options) = named.ok_or_else(|| {
-            Error::raw(
-                clap::error::ErrorKind::InvalidSubcommand,
-                "there is no such act\n",
-            )
-        })?;
+        let find = |name: &str| acts_of::<G>().find(|act| act.words().name == name);
+        let (act, options) = named_act(matches, find)?;
         Ok(Self {
             act,
             options: Options::from_arg_matches(options)?,

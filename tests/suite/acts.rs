@@ -7,7 +7,7 @@ use diesel::connection::SimpleConnection;
 use diesel_outbox::program::{ACTS, ENDPOINT_ACTS, EndpointAct, ManyAct};
 use serde_json::json;
 
-use crate::page::Page;
+use crate::page::{Answer, Page};
 use crate::support::{Database, eventually, finish};
 
 const EACH: [(&str, Interface); 3] = [("command", command), ("page", page), ("JSON", program)];
@@ -398,6 +398,52 @@ fn the_history_says_who_has_sent_a_message_again() {
     assert_eq!(acts, 3);
 }
 
+/// R71: after an error midway, the same request with its key goes on with what is left, and with nothing that came since.
+#[test]
+fn a_request_that_failed_midway_continues_with_its_key() {
+    let database = Database::new();
+    let bury = |sequences: &str| {
+        database.execute(&format!(
+            "INSERT INTO {{o}}_dead (sequence, message_id, topic, destination, payload, idempotency_key, available_at,
+                created_at, attempts, reason, dead_lettered_at)
+             SELECT n, gen_random_uuid(), 'order.paid', '', '1', n::text, now(), now(), 3, 'REJECTED', clock_timestamp()
+               FROM generate_series({sequences}) n"
+        ));
+    };
+    bury("1, 1500");
+    let schema = database.schema().to_owned();
+    database.execute(&format!(
+        "CREATE FUNCTION {schema}.refuse() RETURNS trigger LANGUAGE plpgsql AS
+         $$ BEGIN RAISE EXCEPTION 'not this one'; END $$"
+    ));
+    database.execute(&format!(
+        "CREATE TRIGGER refuse BEFORE INSERT ON {{o}} FOR EACH ROW
+         WHEN (NEW.idempotency_key = '1200') EXECUTE FUNCTION {schema}.refuse()"
+    ));
+    let page = Page::start(database.binary(&["admin"]));
+    let path = "/dead/requeue?topic=order.paid";
+    assert_eq!(keyed(&page, path).status, 503);
+    assert_eq!(database.number("SELECT count(*) FROM {o}"), 1000);
+    database.execute("DROP TRIGGER refuse ON {o}");
+    bury("1501, 1510");
+    let answer = keyed(&page, path);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert!(answer.body.contains("\"changed\":500"), "{answer:?}");
+    assert_eq!(database.number("SELECT count(*) FROM {o}_dead"), 10);
+}
+
+/// Sends an act without more to say, with an `Idempotency-Key`.
+fn keyed(page: &Page, path: &str) -> Answer {
+    page.raw(
+        format!(
+            "POST /api/v1{path} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n\
+             idempotency-key: 1\r\ncontent-length: 2\r\n\r\n{{}}",
+            page.address
+        )
+        .as_bytes(),
+    )
+}
+
 /// R71: a request whose process ends before it has acted acts later, with the same key, on what was there when it was sent
 /// first, and on nothing that came since.
 #[test]
@@ -410,16 +456,7 @@ fn a_request_that_a_process_did_not_finish_is_about_what_was_there_at_first() {
         ));
     };
     failed("{a,b}");
-    let send_of = |page: &Page, topic: &str| {
-        page.raw(
-            format!(
-                "POST /api/v1/messages/retry?topic={topic} HTTP/1.1\r\nhost: {}\r\n\
-                 content-type: application/json\r\nidempotency-key: 1\r\ncontent-length: 2\r\n\r\n{{}}",
-                page.address
-            )
-            .as_bytes(),
-        )
-    };
+    let send_of = |page: &Page, topic: &str| keyed(page, &format!("/messages/retry?topic={topic}"));
     let send = |page: &Page| send_of(page, "order.paid");
     let mut locker = database.connect();
     let lock = format!("BEGIN; LOCK TABLE {}", database.name());

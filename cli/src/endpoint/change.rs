@@ -9,6 +9,7 @@ use diesel_outbox::program::{ENDPOINT_ACTS, EndpointAct, EndpointPreview};
 use serde_json::json;
 
 use super::missing;
+use crate::act::named_act;
 use crate::confirm::confirmed;
 use crate::output;
 use crate::signed::Who;
@@ -48,16 +49,8 @@ pub(crate) struct OfEndpoint {
 
 impl FromArgMatches for OfEndpoint {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        let named = matches.subcommand().and_then(|(name, options)| {
-            let act = ENDPOINT_ACTS.iter().find(|act| act.name == name)?;
-            Some((*act, options))
-        });
-        let (act, options) = named.ok_or_else(|| {
-            Error::raw(
-                clap::error::ErrorKind::InvalidSubcommand,
-                "there is no such act\n",
-            )
-        })?;
+        let find = |name: &str| ENDPOINT_ACTS.iter().copied().find(|act| act.name == name);
+        let (act, options) = named_act(matches, find)?;
         let options = Options::from_arg_matches(options)?;
         Ok(Self { act, options })
     }

@@ -850,10 +850,10 @@ fn test_endpoint(call: &Call<'_>, given: Because) -> Found<Tested> {
 }
 
 fn counted(call: &Call<'_>, order: &Order<'_>, why: &str, dry_run: bool) -> Found<Count> {
+    // Before anything is done: an error is no answer to what was done.
+    let retrying = order.retrying(&call.visit())?;
     let done = order.run(&call.visit(), why, dry_run)?;
     let (done, is_cut) = done.ok_or_else(Problem::missing)?;
-    // What was done is done.
-    let retrying = order.retrying(&call.visit()).unwrap_or_default();
     Ok(Count::of(done, is_cut, retrying))
 }
 

@@ -138,7 +138,9 @@ impl<'a> Own<'a> {
                 return Ok(Err(Refusal::TooOften));
             }
             let began = Instant::now();
-            let found = act.preview(conn, own, name, &self.portal.config)?;
+            let Some(found) = act.preview(conn, own, name, &self.portal.config)? else {
+                return Ok(Err(Refusal::NotFound));
+            };
             let note = program::note_of_tenant(
                 &self.session.who,
                 DRY_RUN,
@@ -146,7 +148,7 @@ impl<'a> Own<'a> {
                 Cost::Search(began.elapsed()),
             );
             program::audit(conn, outbox, &note, act.act, name)?;
-            Ok(found.ok_or(Refusal::NotFound))
+            Ok(Ok(found))
         })?
     }
 
