@@ -39,14 +39,6 @@ impl Settlement {
     }
 }
 
-/// Why settlements wait.
-#[derive(Debug)]
-enum WaitsFor {
-    Refused(Try),
-    /// The messages were locked at the last look.
-    Locked(Vec<Settlement>),
-}
-
 /// The settlements that are set aside.
 // Why: docs/decisions.md#put-aside
 #[derive(Debug, Default)]
@@ -56,8 +48,11 @@ pub(super) struct SetAside {
     /// Not tried yet: their topics have had a recent refusal.
     fresh: VecDeque<Try>,
     /// By the time of the next try. The number makes the keys unique.
-    waiting: BTreeMap<(Instant, u64), WaitsFor>,
+    waiting: BTreeMap<(Instant, u64), Try>,
     number: u64,
+    /// Whose messages were locked at the last look, and the time of the next one.
+    locked: Vec<Settlement>,
+    look_at: Option<Instant>,
     /// No try before this time.
     rests_until: Option<Instant>,
     /// Whether the last try was a fresh one: fresh and waiting tries take turns.
@@ -65,8 +60,12 @@ pub(super) struct SetAside {
 }
 
 impl SetAside {
-    /// The time of the next try, if there is one.
+    /// The time of the next try or look, if there is one.
     pub(super) fn next_try(&self, now: Instant) -> Option<Instant> {
+        self.next_refused(now).into_iter().chain(self.look_at).min()
+    }
+
+    fn next_refused(&self, now: Instant) -> Option<Instant> {
         let waiting = self.waiting.keys().next().map(|(at, _)| *at);
         let next = match self.fresh.is_empty() {
             true => waiting?,
@@ -75,16 +74,16 @@ impl SetAside {
         Some(self.rests_until.map_or(next, |until| next.max(until)))
     }
 
-    fn take_next(&mut self) -> Option<WaitsFor> {
+    fn take_next(&mut self) -> Option<Try> {
         let now = clock::now();
-        if self.next_try(now).is_none_or(|at| at > now) {
+        if self.next_refused(now).is_none_or(|at| at > now) {
             return None;
         }
         let is_due = self.waiting.keys().next().is_some_and(|(at, _)| *at <= now);
         let is_waitings_turn = self.fresh.is_empty() || (is_due && self.had_fresh);
         self.had_fresh = !is_waitings_turn;
         match self.had_fresh {
-            true => self.fresh.pop_front().map(WaitsFor::Refused),
+            true => self.fresh.pop_front(),
             false => self.waiting.pop_first().map(|(_, one)| one),
         }
     }
@@ -109,7 +108,7 @@ impl SetAside {
         }
     }
 
-    fn wait(&mut self, one: WaitsFor, pause: Duration) {
+    fn wait(&mut self, one: Try, pause: Duration) {
         self.number += 1;
         let at = clock::now() + pause;
         self.waiting.insert((at, self.number), one);
@@ -117,32 +116,30 @@ impl SetAside {
 
     /// One look is for all locked messages.
     fn wait_for_locks(&mut self, group: Vec<Settlement>) {
-        let mut waiting = self.waiting.values_mut();
-        let locked = waiting.find_map(|one| match one {
-            WaitsFor::Locked(locked) => Some(locked),
-            WaitsFor::Refused(_) => None,
-        });
-        match locked {
-            Some(locked) => locked.extend(group),
-            None if group.is_empty() => {}
-            None => self.wait(WaitsFor::Locked(group), LOCKED_PAUSE),
-        }
-    }
-
-    /// Makes the waiting refused settlements that `is_so` ready to be tried at once, together.
-    fn bring_forward(&mut self, most: usize, is_so: impl Fn(&Settlement) -> bool) {
-        let waiting = std::mem::take(&mut self.waiting);
-        for (at, one) in waiting {
-            match one {
-                WaitsFor::Refused((group, _)) if is_so(&group[0]) => self.add_fresh(group, most),
-                other => drop(self.waiting.insert(at, other)),
-            }
+        self.locked.extend(group);
+        if self.has_locked() && self.look_at.is_none() {
+            self.look_at = Some(clock::now() + LOCKED_PAUSE);
         }
     }
 
     fn has_locked(&self) -> bool {
-        let mut waiting = self.waiting.values();
-        waiting.any(|one| matches!(one, WaitsFor::Locked(_)))
+        !self.locked.is_empty()
+    }
+
+    /// The locked messages, if a look is due.
+    fn take_locked(&mut self) -> Option<Vec<Settlement>> {
+        self.look_at.take_if(|at| *at <= clock::now())?;
+        Some(std::mem::take(&mut self.locked))
+    }
+
+    /// Makes the waiting settlements that `is_so` ready to be tried at once, together.
+    fn bring_forward(&mut self, most: usize, is_so: impl Fn(&Settlement) -> bool) {
+        for (at, (group, refusals)) in std::mem::take(&mut self.waiting) {
+            match is_so(&group[0]) {
+                true => self.add_fresh(group, most),
+                false => drop(self.waiting.insert(at, (group, refusals))),
+            }
+        }
     }
 }
 
@@ -217,9 +214,11 @@ impl<D: Database> Settler<'_, D> {
         settled.map_err(|error| (error, clock::since(began)))
     }
 
-    /// Makes one try of a settlement set aside, if a try is due.
+    /// Makes one try of a settlement set aside, or one look at those that are locked, if it is due.
     pub(super) fn try_aside(&mut self) {
-        if let Some(one) = self.aside.take_next() {
+        if let Some(locked) = self.aside.take_locked() {
+            self.look_at_locked(locked);
+        } else if let Some(one) = self.aside.take_next() {
             // An error is no problem here: the settlement waits for its next try.
             let _ = self.try_to_settle(one);
         }
@@ -299,12 +298,14 @@ impl<D: Database> Settler<'_, D> {
         let until = clock::now() + LAST_TRIES;
         self.aside.bring_forward(usize::MAX, |_| true);
         loop {
-            let next = self.aside.fresh.pop_front().map(WaitsFor::Refused);
+            if let Some(locked) = self.aside.take_locked() {
+                self.look_at_locked(locked);
+                continue;
+            }
             let now = clock::now();
-            let is_due = |at: Instant| at <= now;
-            let next = next.or_else(|| {
+            let next = self.aside.fresh.pop_front().or_else(|| {
                 let first = self.aside.waiting.first_entry()?;
-                is_due(first.key().0).then(|| first.remove())
+                (first.key().0 <= now).then(|| first.remove())
             });
             let is_late = now >= until;
             let Some(one) = next else {
@@ -314,8 +315,7 @@ impl<D: Database> Settler<'_, D> {
                 self.shared.pause(LOCKED_PAUSE / 4);
                 continue;
             };
-            let (WaitsFor::Refused((group, _)) | WaitsFor::Locked(group)) = &one;
-            if is_late && group.iter().all(|message| message.repeated) {
+            if is_late && one.0.iter().all(|message| message.repeated) {
                 return Ok(());
             }
             if self.try_to_settle(one).is_err() {
@@ -324,12 +324,9 @@ impl<D: Database> Settler<'_, D> {
                 }
                 self.shared.pause(self.db.after().wait);
                 // The settlement that failed is the last of the waiting ones. It becomes fresh again.
-                if let Some((at, one)) = self.aside.waiting.pop_last() {
-                    match one {
-                        WaitsFor::Refused(one) => self.aside.fresh.push_back(one),
-                        locked => drop(self.aside.waiting.insert(at, locked)),
-                    }
-                }
+                self.aside
+                    .fresh
+                    .extend(self.aside.waiting.pop_last().map(|(_, one)| one));
             } else if self.shared.is_abandoned() {
                 return Ok(());
             }
@@ -337,18 +334,11 @@ impl<D: Database> Settler<'_, D> {
     }
 
     /// Returns an error only if the database is unavailable.
-    fn try_to_settle(&mut self, one: WaitsFor) -> Result<(), DatabaseError> {
-        let (group, refusals) = match one {
-            WaitsFor::Refused(one) => one,
-            WaitsFor::Locked(group) => {
-                self.look_at_locked(group);
-                return Ok(());
-            }
-        };
+    fn try_to_settle(&mut self, (group, refusals): Try) -> Result<(), DatabaseError> {
         let mut groups = each_once(group).into_iter();
         let mut group = groups.next().unwrap_or_default();
         for again in groups {
-            (self.aside).wait(WaitsFor::Refused((again, 0)), Duration::ZERO);
+            (self.aside).wait((again, 0), Duration::ZERO);
         }
         let was_refused = group.iter().any(|message| message.repeated);
         let topic = group[0].topic();
@@ -369,7 +359,7 @@ impl<D: Database> Settler<'_, D> {
             }
             Err((error, _)) => {
                 group.iter_mut().for_each(Settlement::repeat);
-                (self.aside).wait(WaitsFor::Refused((group, refusals)), self.db.after().wait);
+                (self.aside).wait((group, refusals), self.db.after().wait);
                 Err(error)
             }
         }
@@ -393,12 +383,12 @@ impl<D: Database> Settler<'_, D> {
             was_changed |= message.make_ascii();
         }
         if was_changed {
-            return (self.aside).wait(WaitsFor::Refused((group, refusals)), Duration::ZERO);
+            return (self.aside).wait((group, refusals), Duration::ZERO);
         }
         if group.len() > 1 {
             let second = group.split_off(group.len() / 2);
             for half in [group, second] {
-                (self.aside).wait(WaitsFor::Refused((half, 0)), Duration::ZERO);
+                (self.aside).wait((half, 0), Duration::ZERO);
             }
             return;
         }
@@ -408,10 +398,7 @@ impl<D: Database> Settler<'_, D> {
             self.shared.custody.refused(message.claim());
         }
         let pause = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(refusals - 1));
-        (self.aside).wait(
-            WaitsFor::Refused((group, refusals)),
-            pause.min(LONGEST_PAUSE),
-        );
+        (self.aside).wait((group, refusals), pause.min(LONGEST_PAUSE));
     }
 }
 
