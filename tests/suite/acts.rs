@@ -398,7 +398,7 @@ fn the_history_says_who_has_sent_a_message_again() {
     assert_eq!(acts, 3);
 }
 
-/// R71: after an error midway, the same request with its key goes on with what is left, and with nothing that came since.
+/// R71: after an error midway, the same request with its key continues with what is left, and with nothing that came since.
 #[test]
 fn a_request_that_failed_midway_continues_with_its_key() {
     let database = Database::new();
