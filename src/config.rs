@@ -205,6 +205,14 @@ settings! {
         /// The age at which the relay removes rows of the inbox. `None`: never, the default. If several relays clean the
         /// inbox, the shortest time applies.
         pub inbox_retention: Option<Duration>,
+        /// The age at which the relay removes events of feeds.
+        pub feed_retention: Duration,
+        /// The most bytes of the events of all feeds. `None`: no limit.
+        pub feed_max_bytes: Option<u64>,
+        /// The most requests that wait for new events of feeds at the same time, where the program serves them.
+        pub feed_waiters: usize,
+        /// How long nobody reads a feed with new events until its state is `unread`.
+        pub feed_unread_after: Duration,
         /// Whether the relay removes old ledger rows.
         pub cleaner: bool,
         /// How long the ledger keeps payloads and headers.

@@ -73,7 +73,7 @@ mod verifications;
 pub(crate) mod workers;
 
 pub use self::acts::{Encryption, EndpointError, Endpoints};
-pub use self::endpoint::{Endpoint, EndpointState};
+pub use self::endpoint::{Endpoint, EndpointKind, EndpointState};
 pub use self::sql::rows::EndpointFilter;
 pub use crate::hand::Hand;
 #[cfg(feature = "operate")]

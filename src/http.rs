@@ -37,6 +37,7 @@ use std::time::{Instant, SystemTime};
 
 use ::http::header::AUTHORIZATION;
 
+pub(crate) use self::cloudevents::EventEnvelope;
 use self::form::{Checked, Form, Request};
 pub(crate) use self::lines::close_idle;
 use self::lookups::{Lookup, system_lookup};

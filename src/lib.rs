@@ -78,6 +78,10 @@ mod migrations;
 #[cfg(feature = "operate")]
 mod operate;
 
+// Feeds: destinations that are read.
+#[cfg(feature = "feeds")]
+pub mod feed;
+
 // Endpoints: rows that somebody registered.
 #[cfg(feature = "endpoints")]
 pub mod endpoints;

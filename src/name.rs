@@ -130,6 +130,26 @@ impl OutboxName {
         self.suffixed("_registration")
     }
 
+    pub(crate) fn feed(&self) -> String {
+        self.suffixed("_feed")
+    }
+
+    pub(crate) fn feed_rotate(&self) -> String {
+        self.suffixed("_feed_rotate")
+    }
+
+    pub(crate) fn feed_end(&self) -> String {
+        self.suffixed("_feed_end")
+    }
+
+    pub(crate) fn feed_event(&self) -> String {
+        self.suffixed("_feed_event")
+    }
+
+    pub(crate) fn feed_reader(&self) -> String {
+        self.suffixed("_feed_reader")
+    }
+
     pub(crate) fn messages(&self) -> String {
         self.quoted("_messages")
     }

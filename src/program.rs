@@ -47,6 +47,12 @@ pub use crate::endpoints::public_error::{PUBLIC_ERRORS, TOKEN_WORDS};
 pub use crate::endpoints::sql::served::RefusedEndpoint;
 pub use crate::endpoints::sql::subscribers::Freed;
 pub use crate::engine::serves::sql::topics::KnownTopic;
+pub use crate::feed::feeds::Feeds;
+#[cfg(feature = "http")]
+pub use crate::feed::feeds::as_batch;
+pub use crate::feed::page::{After, Discontinued, FeedEvent, FeedPage};
+pub use crate::feed::sql::read::FeedRow;
+pub use crate::feed::sql::state::{FeedState, ReaderState};
 pub use crate::operate::acts::endpoint::{
     DISABLE, ENABLE, ENDPOINT_ACTS, EndpointAct, EndpointPreview, REMOVE, kept_for, retrying,
     rotate, send_again, while_disabled,
@@ -55,6 +61,7 @@ pub use crate::operate::acts::endpoint::{
 pub use crate::operate::acts::endpoint::{begin_test, begin_verification, refusal};
 pub use crate::operate::acts::letters::LetterName;
 pub use crate::operate::acts::pause::{OPERATOR, PauseAnswer, Pausing, check_pause_reason, resume};
+pub use crate::operate::acts::token::make_feed_token;
 pub use crate::operate::acts::{ACTS, ActError, Choice, ManyAct, Performed, Preview, Words};
 pub use crate::operate::chosen::{Chosen, WrongChoice, time as parse_time};
 pub use crate::operate::counts::DepthGauges;

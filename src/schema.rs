@@ -174,7 +174,7 @@ diesel::table! {
 }
 
 /// Internal to the library: the parts of the ring into which the ledger and the history are written, the lock of claims,
-/// the topics that relays have served, the acts of operators, and the latest registrations and requests.
+/// the topics that relays have served, the acts of operators, the latest registrations and requests, and feeds.
 mod internal {
     diesel::table! {
         outbox_lock (name) {
@@ -218,6 +218,48 @@ mod internal {
         }
     }
     diesel::table! {
+        outbox_feed (name) {
+            name -> diesel::sql_types::Text,
+            registration -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
+            base -> diesel::sql_types::BigInt,
+            base_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
+        }
+    }
+    diesel::table! {
+        outbox_feed_part (part) {
+            part -> diesel::sql_types::SmallInt,
+            opened_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+            closed_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+        }
+    }
+    diesel::table! {
+        outbox_feed_event (feed, position) {
+            part -> diesel::sql_types::SmallInt,
+            feed -> diesel::sql_types::Text,
+            position -> diesel::sql_types::BigInt,
+            message_id -> diesel::sql_types::Uuid,
+            sequence -> diesel::sql_types::BigInt,
+            topic -> diesel::sql_types::Text,
+            payload -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
+            headers -> diesel::sql_types::Nullable<diesel::sql_types::Json>,
+            ordering_key -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
+            tenant_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
+            created_at -> diesel::sql_types::Timestamptz,
+            occurred_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+            stored_at -> diesel::sql_types::Timestamptz,
+        }
+    }
+    diesel::table! {
+        outbox_feed_reader (feed, token_digest) {
+            feed -> diesel::sql_types::Text,
+            token_digest -> diesel::sql_types::Binary,
+            created_at -> diesel::sql_types::Timestamptz,
+            valid_until -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+            last_position -> diesel::sql_types::Nullable<diesel::sql_types::BigInt>,
+            last_read_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
+        }
+    }
+    diesel::table! {
         outbox_topic (pattern, kind) {
             pattern -> diesel::sql_types::Text,
             kind -> diesel::sql_types::Text,
@@ -228,7 +270,8 @@ mod internal {
 }
 
 pub(crate) use self::internal::{
-    outbox_audit, outbox_lock, outbox_part, outbox_registration, outbox_request, outbox_topic,
+    outbox_audit, outbox_feed, outbox_feed_event, outbox_feed_part, outbox_feed_reader,
+    outbox_lock, outbox_part, outbox_registration, outbox_request, outbox_topic,
 };
 
 /// Fails at compile time unless each name is the name of the outbox followed by the suffix.

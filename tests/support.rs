@@ -83,6 +83,7 @@ impl Database {
     pub fn in_schema(url: &str, schema: &str) -> Self {
         let database = Self::bare(url, schema);
         database.execute("SELECT public.outbox_create_endpoints('{o}')");
+        database.execute("SELECT public.outbox_create_feeds('{o}')");
         database
     }
 

@@ -14,7 +14,7 @@ use diesel_outbox::program;
 use diesel_outbox_pages::{MetricsPage, Pages, Readiness, Visitor};
 use metrics_exporter_prometheus::PrometheusHandle;
 
-use self::server::{Request, Response, Server};
+use self::server::{Later, Reply, Request, Server};
 
 /// The largest body of a request: a form with a list of messages.
 const MOST_FORM_BYTES: usize = 256 * 1024;
@@ -74,7 +74,7 @@ impl Bound {
         let recorder = self.recorder.clone();
         let render = move || measured(&metrics::render(&recorder));
         let page = MetricsPage::new(&self.config, render, ready)?;
-        let respond = move |request, peer| page.respond(request, Visitor::unknown(peer));
+        let respond = move |request, peer| page.respond(request, Visitor::unknown(peer)).into();
         self.serve_by("health and metrics are", respond)
     }
 
@@ -87,14 +87,15 @@ impl Bound {
         let recorder = self.recorder.clone();
         let pages = Pages::operators(&self.config, self.config.database_url()?, relay)?;
         let pages = pages.metrics(move || metrics::render(&recorder));
-        let respond = move |request, peer| pages.respond(request, Visitor::unknown(peer));
+        let pages = Arc::new(pages);
+        let respond = move |request, peer| reply(&pages, request, peer);
         self.serve_by("the admin page is", respond)
     }
 
     fn serve_by(
         self,
         what: &str,
-        respond: impl Fn(Request, IpAddr) -> Response + Send + Sync + 'static,
+        respond: impl Fn(Request, IpAddr) -> Reply + Send + Sync + 'static,
     ) -> Result<Page> {
         let (stop, stopped) = bounded(0);
         let recorder = self.recorder;
@@ -111,6 +112,20 @@ impl Bound {
         log::info!(event = "admin_started", address:% = page.address(); "{what} at http://{}{base}/", page.address());
         Ok(page)
     }
+}
+
+/// Readers of feeds wait without a thread.
+fn reply(pages: &Arc<Pages>, request: Request, peer: IpAddr) -> Reply {
+    let later = match pages.reply(request, Visitor::unknown(peer)) {
+        diesel_outbox_pages::Reply::Now(response) => return response.into(),
+        diesel_outbox_pages::Reply::Later(later) => Arc::new(later),
+    };
+    let (again, waiting) = (Arc::clone(pages), Arc::clone(&later));
+    let pages = Arc::clone(pages);
+    Reply::Later(Later {
+        wait: Box::new(move |wake| pages.wait(&waiting, wake)),
+        finish: Box::new(move || again.finish(&later)),
+    })
 }
 
 /// Options of `admin`.

@@ -5,8 +5,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::settings::SettingFlags;
 use crate::{
-    check, databases, dead, drain, endpoint, forget, keys, lab, leases, listen, message, migrate,
-    pause, replay, resume, secret, settings, status, tail, topics,
+    check, databases, dead, drain, endpoint, feed, forget, keys, lab, leases, listen, message,
+    migrate, pause, replay, resume, secret, settings, status, tail, topics,
 };
 
 /// A transactional outbox for synchronous Rust: delivers messages from PostgreSQL over HTTP.
@@ -61,6 +61,9 @@ pub(crate) enum Command {
     /// Manage endpoints: webhooks of an application's customers
     #[command(subcommand)]
     Endpoint(endpoint::Action),
+    /// List, show and read feeds: destinations that consumers read. Make tokens for their readers
+    #[command(subcommand)]
+    Feed(feed::Action),
     /// Create signing secrets, and show public keys for receivers
     #[command(subcommand, visible_alias = "key")]
     Secret(secret::Action),

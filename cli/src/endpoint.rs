@@ -14,7 +14,9 @@ use clap::builder::PossibleValuesParser;
 use diesel::{Connection, PgConnection};
 use diesel_outbox::admin::Note;
 use diesel_outbox::config::{Auth, Config, SigningSecret, Verification};
-use diesel_outbox::endpoints::{Endpoint, EndpointError, EndpointFilter, Endpoints, Hand};
+use diesel_outbox::endpoints::{
+    Endpoint, EndpointError, EndpointFilter, EndpointKind, Endpoints, Hand,
+};
 use diesel_outbox::program::{self, Act, PolicyOption, parse_duration};
 use diesel_outbox::{ConfigError, Outbox, OutboxName};
 use diesel_outbox_pages::pause::state_in_words;
@@ -142,8 +144,11 @@ pub(crate) struct List {
 pub(crate) struct Put {
     /// Name of the endpoint
     name: String,
-    /// URL that messages are posted to; required for a new endpoint
+    /// URL that messages are posted to; required for a new endpoint, unless it is a feed
     url: Option<String>,
+    /// Register a feed: an endpoint without a URL, which consumers read (see `feed token`)
+    #[arg(long, conflicts_with_all = ["url", "headers", "auth", "verification"])]
+    feed: bool,
     /// Only topics that match this pattern; repeatable
     #[arg(long = "topic", value_name = "PATTERN")]
     topics: Vec<String>,
@@ -240,7 +245,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
                     "warning: a relay with the settings of this command would not send to {name}: {why}. Messages for {name} wait unless another relay has settings that allow it"
                 ))?;
             }
-            if put.url.is_some() && one.tenant_id.is_none() && one.topics == ["*"] {
+            if (put.url.is_some() || put.feed) && one.tenant_id.is_none() && one.topics == ["*"] {
                 output::line(format!(
                     "{} gets the messages of all topics and tenants: --topic and --tenant select some",
                     output::shown(&one.name)
@@ -356,12 +361,26 @@ impl Put {
             EndpointError::Invalid(error) => self.named(error).into(),
             error => anyhow::Error::from(error),
         };
-        if endpoints.get(conn, &self.name)?.is_none() {
-            let Some(url) = &self.url else {
-                let reason = format!("required, because there is no endpoint {:?} yet", self.name);
-                return Err(ConfigError::new("URL", reason).into());
+        let found = endpoints.get(conn, &self.name)?;
+        if let Some(found) = &found
+            && self.feed
+            && found.kind != EndpointKind::Feed
+        {
+            let reason = format!("{:?} is a webhook, and stays one", self.name);
+            return Err(ConfigError::new("--feed", reason).into());
+        }
+        if found.is_none() {
+            let new = match (&self.url, self.feed) {
+                (_, true) => Endpoint::feed(&self.name),
+                (Some(url), false) => Endpoint::new(&self.name, url),
+                (None, false) => {
+                    let reason = format!(
+                        "required, because there is no endpoint {:?} yet; or --feed",
+                        self.name
+                    );
+                    return Err(ConfigError::new("URL", reason).into());
+                }
             };
-            let new = Endpoint::new(&self.name, url);
             endpoints.put(conn, &new).map_err(invalid)?;
         }
         // What cannot be read is refused before anything is written.

@@ -16,6 +16,7 @@ mod descriptors;
 mod drain;
 mod endpoint;
 pub mod exit;
+mod feed;
 mod forget;
 mod keys;
 mod lab;
@@ -67,6 +68,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Leases(options) => leases::run(&options, settings),
         Command::Topics(options) => topics::run(&options, settings),
         Command::Replay(options) => replay::run(&options, settings),
+        Command::Feed(action) => feed::run(&action, settings),
         Command::Forget(options) => forget::run(&options, settings),
         Command::Pause(action) => pause::run(&action, settings),
         Command::Endpoint(action) => endpoint::run(&action, settings),

@@ -73,7 +73,7 @@ pub(crate) fn run(options: Options, settings: &SettingFlags) -> Result<()> {
     let shared = Arc::clone(&receiver);
     let server = Server::start(
         listener,
-        Arc::new(move |request, _| shared.answer(&request)),
+        Arc::new(move |request, _| shared.answer(&request).into()),
         MOST_BODY_BYTES,
     )?;
     eprintln!("listening on http://{address}/ (Ctrl-C ends)");

@@ -23,7 +23,7 @@ pub(crate) struct Options {
     /// With --print: print the SQL of roles with minimal rights, for enqueueing, relaying and reading
     #[arg(long, requires = "print", conflicts_with = "down")]
     roles: bool,
-    /// Leave the tables of these parts out of an outbox that is created now. No outbox has feeds yet
+    /// Leave the tables of these parts out of an outbox that is created now. Without endpoints, it has no feeds, either
     #[arg(long, value_name = "PART", value_delimiter = ',', conflicts_with_all = ["with", "down"])]
     without: Vec<Part>,
     /// Add the tables of this part, also to an outbox that was created without them
@@ -42,13 +42,16 @@ enum Part {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Added {
     Endpoints,
+    Feeds,
 }
 
 impl Options {
     fn endpoints(&self) -> EndpointTables {
         match self.with {
             Some(Added::Endpoints) => EndpointTables::Always,
+            Some(Added::Feeds) => EndpointTables::Feeds,
             None if self.without.contains(&Part::Endpoints) => EndpointTables::Never,
+            None if self.without.contains(&Part::Feeds) => EndpointTables::WithoutFeeds,
             None => EndpointTables::WithOutbox,
         }
     }

@@ -1,5 +1,5 @@
 -- outbox_create(name) creates one outbox: its tables, functions and a view. outbox_create_endpoints(name) adds the tables
--- of endpoints, if an application has any. These are functions instead of a list of CREATE statements, so that each
+-- of endpoints, and outbox_create_feeds(name) those of feeds, if an application has any. These are functions instead of a list of CREATE statements, so that each
 -- module of an application can create its own outbox in its own migration: SELECT outbox_create('org_outbox').
 --
 -- The name is an identifier, optionally with a schema: 'outbox', 'org_outbox', 'org.events', 'Order-Events'. Case is
@@ -68,6 +68,10 @@ DECLARE
 BEGIN
     IF NEW.name <> OLD.name THEN
         RAISE EXCEPTION 'an endpoint cannot be renamed: insert a new row and delete the old row'
+            USING ERRCODE = 'feature_not_supported';
+    END IF;
+    IF NEW.kind <> OLD.kind THEN
+        RAISE EXCEPTION 'the kind of an endpoint stays: insert a new row and delete the old row'
             USING ERRCODE = 'feature_not_supported';
     END IF;
     NEW.id := OLD.id;
@@ -152,6 +156,37 @@ BEGIN
     END IF;
     EXECUTE format('INSERT INTO %I.%I (name, is_new) SELECT name, %L FROM %s',
         TG_TABLE_SCHEMA, left(TG_TABLE_NAME, -9) || '_registration', TG_OP = 'INSERT', changed);
+    RETURN NULL;
+END
+$function$;
+
+-- After a feed is registered, or is given to another tenant, or is removed: its row in _feed says which registration it
+-- belongs to. Positions continue: what an earlier registration of the name had is below its base, and nobody reads it.
+CREATE FUNCTION outbox_endpoint_feed() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
+DECLARE
+    outbox text := left(TG_TABLE_NAME, -9);
+    feeds text := format('%I.%I', TG_TABLE_SCHEMA, outbox || '_feed');
+    events text := format('%I.%I', TG_TABLE_SCHEMA, outbox || '_feed_event');
+    feed text := CASE TG_OP WHEN 'DELETE' THEN OLD.name ELSE NEW.name END;
+BEGIN
+    IF to_regclass(feeds) IS NULL THEN
+        IF TG_OP = 'DELETE' THEN
+            RETURN NULL;
+        END IF;
+        RAISE EXCEPTION 'the outbox % has no tables of feeds: create them with outbox_create_feeds', outbox
+            USING ERRCODE = 'undefined_table';
+    END IF;
+    EXECUTE format('DELETE FROM %I.%I WHERE feed = $1', TG_TABLE_SCHEMA, outbox || '_feed_reader') USING feed;
+    IF TG_OP <> 'DELETE' THEN
+        EXECUTE format('INSERT INTO %s (name, registration) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET registration = $2', feeds)
+            USING feed, NEW.id;
+        -- The row is locked, so this statement sees the last event.
+        EXECUTE format('UPDATE %s f SET base = e.position, base_id = e.message_id
+            FROM (SELECT position, message_id FROM %s WHERE feed = $1 ORDER BY position DESC LIMIT 1) e
+            WHERE f.name = $1 AND e.position > f.base', feeds, events)
+            USING feed;
+    END IF;
     RETURN NULL;
 END
 $function$;
@@ -664,6 +699,7 @@ DECLARE
     t pg_catalog.text := parts[2];
     changes pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_changes');
     changed pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_wake');
+    feed pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_feed');
     gone pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_gone');
     most pg_catalog.regproc := pg_catalog.to_regproc('outbox_endpoint_most');
     rule pg_catalog.text;
@@ -677,8 +713,8 @@ BEGIN
         RAISE EXCEPTION 'cannot create the endpoints of the outbox %: the table % already exists', name, t || '_endpoint'
             USING ERRCODE = 'duplicate_table';
     END IF;
-    -- Endpoints: webhooks of an application's customers. Plain SQL may write the rows; relays use a
-    -- change within a second. mode, headers, concurrency, rate and timeout are as in outbox.toml; null: the default. policy
+    -- Endpoints: webhooks of an application's customers, and feeds, which they read instead (kind; no url). Plain SQL may
+    -- write the rows; relays use a change within a second. mode, headers, concurrency, rate and timeout are as in outbox.toml; null: the default. policy
     -- has the other options of a destination: {"max_attempts": 5, "backoff": "5s,1m,1h", "classes": {"404": "dead"}}.
     -- secret: one or several secrets, newest first; older secrets sign until old_secrets_until. auth: authentication that
     -- the receiver asks for, JSON as in outbox.toml; plain or, like secret, encrypted. failing_since: the first
@@ -692,7 +728,8 @@ BEGIN
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             name              text COLLATE "C" NOT NULL,
-            url               text NOT NULL,
+            kind              text NOT NULL DEFAULT 'webhook',
+            url               text NOT NULL DEFAULT '',
             topics            text[] NOT NULL DEFAULT '{*}',
             tenant_id         uuid,
             filter            json,
@@ -733,7 +770,9 @@ BEGIN
             -- The registration of messages for a configured destination.
             CONSTRAINT outbox_endpoint_id_is_not_zero CHECK (id <> '00000000-0000-0000-0000-000000000000'),
             CONSTRAINT outbox_endpoint_name_is_1_to_255_bytes_without_spaces CHECK (name <> '' AND octet_length(name) <= 255 AND name !~ '[[:space:][:cntrl:]]'),
-            CONSTRAINT outbox_endpoint_url_is_http_or_https CHECK (url ~* '^https?://.' AND octet_length(url) <= 2048),
+            CONSTRAINT outbox_endpoint_kind_is_webhook_or_feed CHECK (kind IN ('webhook', 'feed')),
+            CONSTRAINT outbox_endpoint_url_is_http_or_https CHECK (kind = 'feed' OR url ~* '^https?://.' AND octet_length(url) <= 2048),
+            CONSTRAINT outbox_endpoint_url_of_a_feed_is_empty CHECK (kind <> 'feed' OR url = ''),
             CONSTRAINT outbox_endpoint_topics_are_1_to_100_patterns CHECK (
                 cardinality(topics) >= 1 AND cardinality(topics) <= 100 AND array_position(topics, NULL) IS NULL AND array_position(topics, '') IS NULL
                 AND octet_length(topics::text) <= 32768),
@@ -793,8 +832,14 @@ BEGIN
         s, t || '_endpoint', gone);
     EXECUTE format('CREATE TRIGGER outbox_endpoint_changed AFTER UPDATE ON %1$I.%2$I REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION %3$s()',
         s, t || '_endpoint', gone);
+    EXECUTE format('CREATE TRIGGER outbox_endpoint_feed AFTER INSERT ON %1$I.%2$I FOR EACH ROW WHEN (NEW.kind = ''feed'') EXECUTE FUNCTION %3$s()',
+        s, t || '_endpoint', feed);
+    EXECUTE format('CREATE TRIGGER outbox_endpoint_feed_moved AFTER UPDATE ON %1$I.%2$I FOR EACH ROW WHEN (NEW.kind = ''feed'' AND NEW.id <> OLD.id) EXECUTE FUNCTION %3$s()',
+        s, t || '_endpoint', feed);
+    EXECUTE format('CREATE TRIGGER outbox_endpoint_feed_gone AFTER DELETE ON %1$I.%2$I FOR EACH ROW WHEN (OLD.kind = ''feed'') EXECUTE FUNCTION %3$s()',
+        s, t || '_endpoint', feed);
     -- Also for sessions with session_replication_role = replica: relays would not see the change otherwise.
-    FOREACH rule IN ARRAY ARRAY['changes', 'wake', 'gone', 'emptied', 'there', 'changed'] LOOP
+    FOREACH rule IN ARRAY ARRAY['changes', 'wake', 'gone', 'emptied', 'there', 'changed', 'feed', 'feed_moved', 'feed_gone'] LOOP
         EXECUTE format('ALTER TABLE %I.%I ENABLE ALWAYS TRIGGER %I', s, t || '_endpoint', 'outbox_endpoint_' || rule);
     END LOOP;
     -- The limit for each tenant; outbox_endpoint_limit changes the limit.
@@ -822,7 +867,174 @@ BEGIN
 END
 $function$;
 
--- Removes an outbox, with its endpoints.
+-- Adds the tables of feeds to an outbox, with their functions. A feed is a destination that is read instead of sent to.
+CREATE FUNCTION outbox_create_feeds(name text) RETURNS void
+LANGUAGE plpgsql STRICT AS $function$
+DECLARE
+    path pg_catalog.text := pg_catalog.current_setting('search_path');
+    parts pg_catalog.text[] := outbox_name_parts(name);
+    -- The outbox that the name finds: it may stand behind the first schema of the path.
+    s pg_catalog.text := coalesce(parts[1],
+        (SELECT n.nspname::pg_catalog.text
+           FROM pg_catalog.pg_class c
+           JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+          WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(pg_catalog.quote_ident(parts[2]))::pg_catalog.oid),
+        pg_catalog.current_schema()::pg_catalog.text);
+    t pg_catalog.text := parts[2];
+    part pg_catalog.int4;
+BEGIN
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    IF s IS NULL OR to_regclass(format('%I.%I', s, t)) IS NULL THEN
+        RAISE EXCEPTION 'cannot create the tables of feeds: there is no outbox %; create it with outbox_create first', name
+            USING ERRCODE = 'undefined_table';
+    END IF;
+    IF to_regclass(format('%I.%I', s, t || '_feed')) IS NOT NULL THEN
+        RAISE EXCEPTION 'cannot create the tables of feeds of %: a table of this name already exists', name
+            USING ERRCODE = 'duplicate_table';
+    END IF;
+    -- Feeds. A settle locks the rows of its feeds until its commit, so the order of positions is that of commits, and only
+    -- who empties a part changes a row. base, base_id: position and message id of the last emptied event. registration: the
+    -- id of the endpoint; null: the feed of a relay's settings.
+    EXECUTE format($sql$
+        CREATE TABLE %1$I.%2$I (
+            name         text COLLATE "C" NOT NULL,
+            registration uuid,
+            base         bigint NOT NULL DEFAULT 0,
+            base_id      uuid,
+            CONSTRAINT %3$I PRIMARY KEY (name)
+        ) WITH (fillfactor = 50)$sql$, s, t || '_feed', t || '_feed_pkey');
+
+    -- The parts of the ring of events, as those of the ledger.
+    EXECUTE format($sql$
+        CREATE TABLE %1$I.%2$I (
+            part      smallint NOT NULL,
+            opened_at timestamptz,
+            closed_at timestamptz,
+            CONSTRAINT %3$I PRIMARY KEY (part)
+        )$sql$, s, t || '_feed_part', t || '_feed_part_pkey');
+    EXECUTE format('CREATE UNIQUE INDEX %3$I ON %1$I.%2$I ((true)) WHERE opened_at IS NOT NULL AND closed_at IS NULL',
+        s, t || '_feed_part', t || '_feed_open');
+
+    -- The events of feeds. Written once, and changed only to forget a tenant or a payload (payload: null).
+    EXECUTE format($sql$
+        CREATE TABLE %1$I.%2$I (
+            part         smallint NOT NULL,
+            feed         text COLLATE "C" NOT NULL,
+            position     bigint NOT NULL,
+            message_id   uuid NOT NULL,
+            sequence     bigint NOT NULL,
+            topic        text NOT NULL,
+            payload      json,
+            headers      json,
+            ordering_key text,
+            tenant_id    uuid,
+            created_at   timestamptz NOT NULL,
+            occurred_at  timestamptz,
+            stored_at    timestamptz NOT NULL DEFAULT clock_timestamp()
+        ) PARTITION BY LIST (part)$sql$, s, t || '_feed_event');
+    FOR part IN 0..7 LOOP
+        EXECUTE format('CREATE TABLE %1$I.%2$I PARTITION OF %1$I.%3$I FOR VALUES IN (%4$s)',
+            s, t || '_feed_event_' || part, t || '_feed_event', part);
+        EXECUTE format('CREATE UNIQUE INDEX %3$I ON %1$I.%2$I (feed, position)',
+            s, t || '_feed_event_' || part, t || '_feed_pos_' || part);
+    END LOOP;
+
+    -- Tokens of readers, as digests (SHA-256), and how far each has read; written at most once a minute.
+    EXECUTE format($sql$
+        CREATE TABLE %1$I.%2$I (
+            feed          text COLLATE "C" NOT NULL,
+            token_digest  bytea NOT NULL,
+            created_at    timestamptz NOT NULL DEFAULT now(),
+            valid_until   timestamptz,
+            last_position bigint,
+            last_read_at  timestamptz,
+            CONSTRAINT %3$I PRIMARY KEY (feed, token_digest)
+        )$sql$, s, t || '_feed_reader', t || '_reader_pkey');
+
+    -- The position of the last event of a feed, and the part for the next ones. Each statement here sees what was
+    -- committed before it, so the result is right for whoever holds the feed's row. A reader must not see what a crash can
+    -- take back: the commit of the caller waits for the disk.
+    EXECUTE format($sql$
+        CREATE FUNCTION %1$I.%2$I(which text, OUT last bigint, OUT part smallint)
+        LANGUAGE plpgsql VOLATILE AS $body$
+        BEGIN
+            IF pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off' THEN
+                PERFORM pg_catalog.set_config('synchronous_commit', 'on', true);
+            END IF;
+            last := (SELECT e.position FROM %1$I.%3$I e WHERE e.feed OPERATOR(pg_catalog.=) which ORDER BY e.position DESC LIMIT 1);
+            last := greatest(last, (SELECT f.base FROM %1$I.%4$I f WHERE f.name OPERATOR(pg_catalog.=) which));
+            part := coalesce((SELECT p.part FROM %1$I.%5$I p WHERE p.opened_at IS NOT NULL AND p.closed_at IS NULL), 0);
+        END
+        $body$$sql$, s, t || '_feed_end', t || '_feed_event', t || '_feed', t || '_feed_part');
+
+    -- Retention: as the function of the ledger. Also empties the oldest parts while all have more bytes than most_bytes (null: no
+    -- limit). While a part is emptied, no settle holds a feed.
+    EXECUTE format($sql$
+        CREATE FUNCTION %1$I.%2$I(retention interval, most_bytes bigint, OUT emptied integer, OUT is_in_use boolean)
+        LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms' AS $body$
+        DECLARE
+            open_part smallint;
+            opened timestamptz;
+            old smallint;
+            bytes bigint;
+            of_part bigint;
+        BEGIN
+            emptied := 0;
+            is_in_use := false;
+            SELECT part, opened_at INTO open_part, opened FROM %1$I.%3$I
+             WHERE opened_at IS NOT NULL AND closed_at IS NULL FOR UPDATE SKIP LOCKED;
+            IF NOT FOUND THEN
+                IF NOT EXISTS (SELECT FROM %1$I.%3$I WHERE opened_at IS NOT NULL AND closed_at IS NULL) THEN
+                    INSERT INTO %1$I.%3$I (part) SELECT generate_series(0, 7) ON CONFLICT DO NOTHING;
+                    UPDATE %1$I.%3$I SET opened_at = clock_timestamp(), closed_at = NULL WHERE part = 0;
+                    UPDATE %1$I.%3$I AS p SET opened_at = clock_timestamp(), closed_at = clock_timestamp()
+                     WHERE opened_at IS NULL AND EXISTS (SELECT FROM %1$I.%5$I e WHERE e.part = p.part);
+                END IF;
+                RETURN;
+            END IF;
+            UPDATE %1$I.%3$I SET opened_at = clock_timestamp() WHERE opened_at > clock_timestamp();
+            UPDATE %1$I.%3$I SET closed_at = clock_timestamp() WHERE closed_at > clock_timestamp();
+            SELECT sum(pg_total_relation_size(inhrelid)) INTO bytes FROM pg_inherits WHERE inhparent = %8$L::regclass;
+            FOR old IN SELECT part FROM %1$I.%3$I WHERE closed_at IS NOT NULL ORDER BY closed_at LOOP
+                of_part := pg_total_relation_size(format('%%I.%%I', %4$L, %7$L || old));
+                EXIT WHEN bytes <= coalesce(most_bytes, bytes)
+                    AND NOT EXISTS (SELECT FROM %1$I.%3$I WHERE part = old AND closed_at <= clock_timestamp() - retention);
+                BEGIN
+                    PERFORM FROM %1$I.%6$I ORDER BY name FOR UPDATE;
+                    EXECUTE format('LOCK TABLE %%I.%%I IN ACCESS EXCLUSIVE MODE', %4$L, %7$L || old);
+                    EXECUTE format('UPDATE %1$I.%6$I f SET base = e.position, base_id = e.message_id
+                          FROM %1$I.%6$I g, LATERAL (SELECT position, message_id FROM %%I.%%I
+                                WHERE feed = g.name ORDER BY position DESC LIMIT 1) e
+                         WHERE g.name = f.name AND e.position > f.base', %4$L, %7$L || old);
+                    EXECUTE format('TRUNCATE %%I.%%I', %4$L, %7$L || old);
+                EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+                    -- Somebody reads the part: waiting longer would delay others.
+                    is_in_use := true;
+                    EXIT;
+                END;
+                UPDATE %1$I.%3$I SET opened_at = NULL, closed_at = NULL WHERE part = old;
+                bytes := bytes - of_part;
+                emptied := emptied + 1;
+            END LOOP;
+            IF (opened <= clock_timestamp() - retention / 6
+                OR pg_total_relation_size(format('%%I.%%I', %4$L, %7$L || open_part)) >= most_bytes / 6)
+               AND EXISTS (SELECT FROM %1$I.%5$I WHERE part = open_part)
+            THEN
+                SELECT part INTO old FROM %1$I.%3$I WHERE opened_at IS NULL ORDER BY (part - open_part + 8) %% 8 LIMIT 1;
+                IF FOUND THEN
+                    UPDATE %1$I.%3$I SET closed_at = clock_timestamp() WHERE part = open_part;
+                    UPDATE %1$I.%3$I SET opened_at = clock_timestamp() WHERE part = old;
+                END IF;
+            END IF;
+        END
+        $body$$sql$, s, t || '_feed_rotate', t || '_feed_part', s, t || '_feed_event', t || '_feed', t || '_feed_event_',
+        format('%I.%I', s, t || '_feed_event'));
+    EXECUTE format('REVOKE ALL ON FUNCTION %1$I.%2$I(interval, bigint) FROM PUBLIC', s, t || '_feed_rotate');
+    PERFORM set_config('search_path', path, true);
+END
+$function$;
+
+-- Removes an outbox, with its endpoints and feeds.
 CREATE FUNCTION outbox_drop(name text) RETURNS void
 LANGUAGE plpgsql STRICT AS $function$
 DECLARE
@@ -836,12 +1048,16 @@ BEGIN
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(text)', s, parts[2] || '_endpoint_state');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(interval)', s, parts[2] || '_rotate');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(timestamptz, timestamptz, integer)', s, parts[2] || '_blank');
-    FOREACH suffix IN ARRAY ARRAY['_registration', '_endpoint', '_request', '_audit', '_topic', '_pause', '_lock', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
-        -- An outbox without endpoints may stand beside tables of the application with these names.
-        CONTINUE WHEN suffix IN ('_registration', '_endpoint') AND NOT EXISTS (
+    EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(text)', s, parts[2] || '_feed_end');
+    EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(interval, bigint)', s, parts[2] || '_feed_rotate');
+    FOREACH suffix IN ARRAY ARRAY['_feed_reader', '_feed_event', '_feed_part', '_feed', '_registration', '_endpoint', '_request', '_audit', '_topic', '_pause', '_lock', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
+        -- An outbox without endpoints or feeds may stand beside tables of the application with these names.
+        CONTINUE WHEN (suffix LIKE '\_feed%' OR suffix IN ('_registration', '_endpoint')) AND NOT EXISTS (
             SELECT FROM pg_attribute
              WHERE attrelid = to_regclass(format('%I.%I', s, parts[2] || suffix))
-               AND attname = CASE suffix WHEN '_endpoint' THEN 'old_secrets_until' ELSE 'is_new' END);
+               AND attname = CASE suffix WHEN '_endpoint' THEN 'old_secrets_until' WHEN '_feed' THEN 'base_id'
+                   WHEN '_feed_event' THEN 'stored_at' WHEN '_feed_reader' THEN 'token_digest' WHEN '_feed_part' THEN 'closed_at'
+                   ELSE 'is_new' END);
         EXECUTE format('DROP TABLE IF EXISTS %I.%I', s, parts[2] || suffix);
     END LOOP;
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I()', s, parts[2] || '_address');

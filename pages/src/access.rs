@@ -196,7 +196,8 @@ impl Access {
         self.bearer(request)
     }
 
-    fn bearer(&self, request: &Request) -> Result<Guest, Response> {
+    /// Checks the operators' token.
+    pub(crate) fn bearer(&self, request: &Request) -> Result<Guest, Response> {
         let peer = request.visitor.peer;
         self.check_token(peer, request.bearer().unwrap_or_default())?;
         Ok(Guest {

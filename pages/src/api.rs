@@ -413,7 +413,7 @@ impl<S, V> Route<S, V> {
 }
 
 /// A segment of a path without its `%` escapes.
-fn decoded(segment: &str) -> String {
+pub(crate) fn decoded(segment: &str) -> String {
     let escaped = segment.replace('+', "%2B").replace('&', "%26");
     let escaped = escaped.replace('=', "%3D");
     let mut pairs = form_urlencoded::parse(escaped.as_bytes());

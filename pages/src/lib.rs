@@ -26,6 +26,7 @@ mod access;
 mod api;
 mod base;
 mod database;
+mod feeds;
 mod health;
 mod history;
 mod kept;
@@ -125,11 +126,14 @@ impl Pages {
             |purpose, connections| Database::several(source, &config.table, purpose, connections);
         let destinations = program::all_destinations(config);
         let names = destinations.iter().map(|one| one.name.as_str());
+        let feeds = Arc::new(database("admin feeds", 2));
         let site = Site {
             relay,
             database: database("admin", 1),
             searches: database("admin searches", 2),
             changes: database("admin changes", 2),
+            waiters: waiters(config, &feeds),
+            feeds,
             history: Arc::default(),
             dead: Kept::default(),
             access: Access::new(program::admin(config).clone())?,
@@ -202,23 +206,101 @@ impl Pages {
     }
 
     /// The response to a request of this visitor. May take as long as the database, up to some minutes for large
-    /// changes. The body of the response to a HEAD request is for the server to leave out.
+    /// changes. A reader of a feed that waits for events (`wait=20s`) occupies the caller's thread, and no connection; at most
+    /// `OUTBOX_FEED_WAITERS` wait. The body of the response to a HEAD request is for the server to leave out.
     pub fn respond(
         &self,
         request: http::Request<Vec<u8>>,
         visitor: Visitor,
     ) -> http::Response<Vec<u8>> {
+        match self.reply(request, visitor) {
+            Reply::Now(response) => response,
+            Reply::Later(later) => match self.site.waiters.block(later.waiting.clone()) {
+                Ok(()) => self.finish(&later),
+                Err(_) => feeds::too_many().into(),
+            },
+        }
+    }
+
+    /// The same for a server that has something better to do than to wait.
+    #[doc(hidden)]
+    pub fn reply(&self, request: http::Request<Vec<u8>>, visitor: Visitor) -> Reply {
         let base = &self.site.access.admin.base;
         let path = request.uri().path().to_owned();
-        let response = match Request::new(request, visitor, base) {
-            Ok(request) => self.site.answer(&request),
-            Err(refused) => api::refused(&path, refused),
+        let request = match Request::new(request, visitor, base) {
+            Ok(request) => request,
+            Err(refused) => return Reply::Now(self.with_base(api::refused(&path, refused))),
         };
+        match feed_of(&request).map(|name| feeds::answer(&self.site, &request, &name, true)) {
+            None => Reply::Now(self.with_base(self.site.answer(&request))),
+            Some(feeds::Answer::Now(response)) => Reply::Now(response.into()),
+            Some(feeds::Answer::Later(waiting)) => Reply::Later(Later { request, waiting }),
+        }
+    }
+
+    /// Calls `wake` once, when the reader has waited enough. A response: too many wait.
+    ///
+    /// # Errors
+    ///
+    /// The response.
+    #[doc(hidden)]
+    pub fn wait(
+        &self,
+        later: &Later,
+        wake: impl FnOnce() + Send + 'static,
+    ) -> Result<(), http::Response<Vec<u8>>> {
+        let waits = self.site.waiters.wait(later.waiting.clone(), wake);
+        waits.map_err(|_| feeds::too_many().into())
+    }
+
+    /// The response to whoever has waited.
+    #[doc(hidden)]
+    pub fn finish(&self, later: &Later) -> http::Response<Vec<u8>> {
+        let feed = &later.waiting.feed;
+        match feeds::answer(&self.site, &later.request, feed, false) {
+            feeds::Answer::Now(response) => response.into(),
+            feeds::Answer::Later(_) => feeds::too_many().into(),
+        }
+    }
+
+    fn with_base(&self, response: Response) -> http::Response<Vec<u8>> {
+        let base = &self.site.access.admin.base;
         let is_page = response.is_page();
         let mut response = response.into();
         base::add(base, &mut response, is_page);
         response
     }
+}
+
+/// What answers a request: a response, or the wait for one.
+#[doc(hidden)]
+pub enum Reply {
+    /// The response.
+    Now(http::Response<Vec<u8>>),
+    /// A reader waits for events of a feed.
+    Later(Later),
+}
+
+/// A reader who waits.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Later {
+    request: Request,
+    waiting: feeds::Waiting,
+}
+
+/// The feed whose events were asked for.
+fn feed_of(request: &Request) -> Option<String> {
+    feeds::name(api::path(request)?)
+}
+
+fn waiters(config: &Config, feeds: &Arc<Database>) -> feeds::Waiters {
+    let (feeds, table) = (Arc::clone(feeds), config.table.clone());
+    feeds::Waiters::new(config.feed_waiters, move |names| {
+        let of = program::Feeds::of(&table);
+        let found = feeds.run(|conn, _| of.last_positions(conn, names));
+        found.ok().map(|found| found.into_iter().collect())
+    })
 }
 
 /// What `/readyz` of a [`MetricsPage`] says.
@@ -340,6 +422,9 @@ struct Site {
     searches: Database,
     /// For changes, which can take even longer. The same holds for acts.
     changes: Database,
+    /// For readers of feeds.
+    feeds: Arc<Database>,
+    waiters: feeds::Waiters,
     history: Arc<History>,
     /// Cached lists of dead letters: grouping them by cause reads all of them.
     dead: Kept<Arc<DeadList>>,

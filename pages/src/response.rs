@@ -63,6 +63,11 @@ impl Response {
         Self::new(status, kind, body)
     }
 
+    /// Events of a feed.
+    pub(crate) fn events(body: String) -> Self {
+        Self::new(StatusCode::OK, "application/cloudevents-batch+json", body)
+    }
+
     /// Metrics in the text format of Prometheus.
     pub(crate) fn metrics(body: String) -> Self {
         Self::new(

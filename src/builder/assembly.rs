@@ -6,7 +6,7 @@ use std::time::Duration;
 use metrics::gauge;
 
 use super::bulkheads::Dispatchers;
-use super::members::{clients, members, witness};
+use super::members::{clients, log, members, witness};
 #[cfg(not(feature = "endpoints"))]
 use super::sql::registered;
 use super::{Relay, RelayBuilder};
@@ -169,6 +169,8 @@ impl CheckedSettings {
                 #[cfg(feature = "operate")]
                 counts::chore,
                 cleaning::chore,
+                #[cfg(feature = "feeds")]
+                crate::feed::chore,
                 #[cfg(not(feature = "endpoints"))]
                 registered::chore,
             ],
@@ -182,6 +184,7 @@ impl CheckedSettings {
 pub(crate) fn settings_of(config: &Config, can_send: bool) -> Settings {
     let mut settings = Settings::of(config, can_send);
     settings.witness = witness(config);
+    settings.log = log();
     settings
 }
 

@@ -13,8 +13,11 @@ use crate::engine::claim::sql::claim::Reads;
 use crate::engine::directory::Directory;
 use crate::engine::serves::configured::Configured;
 use crate::engine::serves::routes::Routes;
+use crate::engine::settle::sql::log::OwnLog;
 use crate::engine::settle::sql::witness::OwnWitness;
 use crate::engine::workers::Workers;
+#[cfg(feature = "feeds")]
+use crate::feed::sql::store::Feeds;
 use crate::http::EndpointClients;
 
 /// The clients for endpoints. A relay that sends to no endpoint (`sends` is not set) knows them all the same, so that their
@@ -65,6 +68,14 @@ pub(super) fn witness(config: &Config) -> OwnWitness {
         return Some(&OwnEvents);
     }
     let _ = config;
+    None
+}
+
+/// What writes the events of feeds.
+pub(super) fn log() -> OwnLog {
+    #[cfg(feature = "feeds")]
+    return Some(&Feeds);
+    #[cfg(not(feature = "feeds"))]
     None
 }
 

@@ -33,9 +33,12 @@ impl Settings {
             shutdown_timeout: config.shutdown_timeout,
             retention: config.retention,
             inbox_retention: config.inbox_retention,
+            feed_retention: config.feed_retention,
+            feed_max_bytes: config.feed_max_bytes,
             cleaner: config.cleaner,
             ledger_payload: config.ledger_payload,
             witness: None,
+            log: None,
             sends: Sends {
                 longest,
                 can_close: !config.has_own_dispatcher,
@@ -78,6 +81,19 @@ impl Limits {
             batch,
             key_run: policy.key_run.min(longest_run),
             send_timeout: policy.timeout.unwrap_or(config.send_timeout),
+            is_feed: false,
+        }
+    }
+}
+
+impl Limits {
+    /// Those of a feed: nothing is sent to it, so a claim and a run may have a whole batch.
+    pub(crate) fn of_feed(policy: &DeliveryPolicy, config: &Config) -> Self {
+        Self {
+            batch: config.batch,
+            key_run: config.batch,
+            is_feed: true,
+            ..Self::new(policy, config, None)
         }
     }
 }

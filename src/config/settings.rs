@@ -11,8 +11,8 @@ use super::destination::{MOST, MOST_SENDERS, Mode, OnDead, Proxy, Roots, Verific
 use super::secret::secrets;
 use super::secret_keys::secret_keys;
 use super::text::{
-    TICK, at_least, database_url, duration, not_empty, path, ports, source, switch, topics, url,
-    within,
+    TICK, at_least, bytes, database_url, duration, not_empty, path, ports, source, switch, topics,
+    url, within,
 };
 use super::{Config, LedgerPayload, LogFormat, admin, no_proxy};
 use crate::backoff::Backoff;
@@ -251,6 +251,12 @@ pub const SETTINGS: &[Setting] = &[
         "How long the ledger keeps settled messages; dead letters do not expire").by("RelayBuilder::retention"),
     setting("OUTBOX_INBOX_RETENTION", "", field!(inbox_retention: Text("DURATION", duration)),
         "How long the inbox remembers handled messages; unset: the relay does not clean the inbox"),
+    setting("OUTBOX_FEED_RETENTION", "168h", field!(feed_retention: Time(Duration::ZERO)),
+        "How long feeds keep their events, read or not; a sixth longer at most"),
+    setting("OUTBOX_FEED_MAX_BYTES", "", field!(feed_max_bytes: Text("BYTES", bytes)),
+        "Most bytes of the events of all feeds together, beyond which the oldest go early; unset: no limit"),
+    setting("OUTBOX_FEED_UNREAD_AFTER", "72h", field!(feed_unread_after: Time(Duration::ZERO)),
+        "How long nobody reads a feed with new events until its state is unread"),
     setting("OUTBOX_CLEANER", "true", field!(cleaner: Switch),
         "false: the ledger is never cleaned"),
     setting("OUTBOX_LEDGER_PAYLOAD", "false", field!(ledger_payload: SwitchOr("DURATION", LedgerPayload::read)),
@@ -261,6 +267,8 @@ pub const SETTINGS: &[Setting] = &[
         "Format of log lines: text or json"),
     setting("OUTBOX_ADMIN_ADDR", "", field!(admin.addr: Text("ADDRESS", admin::addr)),
         "Address of the admin page, health and metrics, such as 127.0.0.1:8687; unset: `run` has none, `admin` uses 127.0.0.1:8687"),
+    setting("OUTBOX_FEED_WAITERS", "1000", field!(feed_waiters: Count(100_000)),
+        "Most requests that wait for new events of feeds at the same time; beyond, 429"),
     setting("OUTBOX_ADMIN_TOKEN", "", field!(admin.token: Text("TOKEN", admin::token)),
         "Token that the admin page asks for (32 characters or more); required beyond loopback; or OUTBOX_ADMIN_TOKEN_FILE").at(OwnFile),
     setting("OUTBOX_ADMIN_HOSTS", "", field!(admin.hosts: Words("HOSTS", admin::hosts)),

@@ -138,6 +138,14 @@ pub fn parse_duration(variable: &str, value: &str) -> Result<Duration, ConfigErr
     duration(value).map_err(ConfigError::at(variable))
 }
 
+/// A number of bytes above zero.
+pub(super) fn bytes(text: &str) -> Result<u64, String> {
+    match text.trim().parse() {
+        Ok(0) | Err(_) => Err(format!("{text:?} is not a number of bytes above 0")),
+        Ok(bytes) => Ok(bytes),
+    }
+}
+
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let duration = humantime::parse_duration(text.trim()).map_err(|_| {
         let hint = match text.trim().parse::<f64>() {

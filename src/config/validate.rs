@@ -50,6 +50,12 @@ impl Config {
                 "0 would remove delivered messages at once: to keep them forever, set OUTBOX_CLEANER=false",
             ));
         }
+        if self.cleaner && self.feed_retention.is_zero() {
+            return Err(ConfigError::new(
+                "OUTBOX_FEED_RETENTION",
+                "0 would remove events before anybody reads them",
+            ));
+        }
         if let Some(wrong) = self.topics.iter().find_map(|one| wrong_pattern(one)) {
             return Err(ConfigError::new("OUTBOX_TOPICS", wrong));
         }

@@ -285,7 +285,8 @@ impl<'a> Endpoints<'a> {
                 return Err(not_available(name, reason));
             }
             loop {
-                if store::insert(conn, outbox, &one, (secret.expose_secret(), auth))? {
+                let secret = (!one.is_feed()).then(|| secret.expose_secret());
+                if store::insert(conn, outbox, &one, (secret, auth))? {
                     return Ok(());
                 }
                 let declared = |row: &mut Endpoint| {

@@ -52,6 +52,27 @@ words! {
     }
 }
 
+words! {
+    "kind":
+    /// How an endpoint gets its messages.
+    ///
+    /// ```
+    /// use diesel_outbox::endpoints::{Endpoint, EndpointKind};
+    ///
+    /// assert_eq!(Endpoint::feed("acme").kind, EndpointKind::Feed);
+    /// assert_eq!("webhook".parse(), Ok(EndpointKind::Webhook));
+    /// ```
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    #[non_exhaustive]
+    pub enum EndpointKind {
+        /// Messages are posted to its URL.
+        #[default]
+        Webhook = "webhook",
+        /// Messages become events of a [feed](crate::feed), which its consumers read. It has no URL.
+        Feed = "feed",
+    }
+}
+
 /// An endpoint: a row of `outbox_endpoint`.
 ///
 /// The relay's settings have the defaults of the delivery policy.
@@ -83,7 +104,9 @@ words! {
 pub struct Endpoint {
     /// The name, which is unique in the outbox.
     pub name: String,
-    /// The URL to which messages are posted.
+    /// Whether messages are posted to the endpoint, or read from it. It stays as it was registered.
+    pub kind: EndpointKind,
+    /// The URL to which messages are posted. Empty: the endpoint is a feed.
     pub url: String,
     /// Topic patterns, as in routes (1 to 100).
     pub topics: Vec<String>,
@@ -157,6 +180,7 @@ impl Endpoint {
     pub fn new(name: impl Into<String>, url: impl Into<String>) -> Self {
         Self {
             name: name.into(),
+            kind: EndpointKind::Webhook,
             url: url.into(),
             topics: vec!["*".to_owned()],
             tenant_id: None,
@@ -187,6 +211,26 @@ impl Endpoint {
             secret: None,
             is_unread: false,
         }
+    }
+
+    /// Creates a [feed](crate::feed) for all topics and any tenant: an endpoint that is read instead of posted to.
+    ///
+    /// ```
+    /// use diesel_outbox::endpoints::Endpoint;
+    ///
+    /// let feed = Endpoint::feed("acme").topics(["order.*"]);
+    /// assert!(feed.check().is_ok());
+    /// ```
+    pub fn feed(name: impl Into<String>) -> Self {
+        Self {
+            kind: EndpointKind::Feed,
+            ..Self::new(name, "")
+        }
+    }
+
+    /// Whether the endpoint is read instead of posted to.
+    pub(crate) fn is_feed(&self) -> bool {
+        self.kind == EndpointKind::Feed
     }
 
     /// Changes the fields of this endpoint.
@@ -351,15 +395,11 @@ impl Endpoint {
         {
             return Err(at(key, "contains a NUL character".to_owned()));
         }
-        if self.url.trim() != self.url || self.url.len() > MOST_URL_BYTES {
-            let reason =
-                format!("must have at most {MOST_URL_BYTES} bytes, and no white space around it");
-            return Err(at("url", reason));
-        }
-        let url = parse_url(&self.url).map_err(|reason| at("url", reason))?;
-        if is_masked(&url) {
-            let reason = "has *** in place of what was hidden: write the whole URL";
-            return Err(at("url", reason.to_owned()));
+        if self.is_feed() {
+            self.check_feed().map_err(|(key, reason)| at(key, reason))?;
+        } else {
+            self.check_sends()
+                .map_err(|(key, reason)| at(&key, reason))?;
         }
         if self.topics.is_empty() || self.topics.len() > MOST_TOPICS {
             return Err(at(
@@ -380,14 +420,6 @@ impl Endpoint {
         if let Some(filter) = &self.filter {
             Filter::new(filter).map_err(|error| at("filter", error.to_string()))?;
         }
-        for (header, value) in &self.headers {
-            check_header(header, value.expose_secret())
-                .map_err(|reason| at(&format!("headers.{header}"), reason.to_owned()))?;
-        }
-        if let Some(auth) = &self.auth {
-            let check = auth.check(&self.headers, &url);
-            check.map_err(|reason| at("auth", reason))?;
-        }
         let policy = &self.policy;
         policy.check().map_err(|(key, reason)| at(key, reason))?;
         if policy
@@ -401,6 +433,47 @@ impl Endpoint {
             return Err(at("timeout", "must be 1ms to 5m".to_owned()));
         }
         Ok(())
+    }
+}
+
+impl Endpoint {
+    /// Checks how messages are sent.
+    fn check_sends(&self) -> Result<(), (String, String)> {
+        let at = |key: &str, reason: String| (key.to_owned(), reason);
+        if self.url.trim() != self.url || self.url.len() > MOST_URL_BYTES {
+            let reason =
+                format!("must have at most {MOST_URL_BYTES} bytes, and no white space around it");
+            return Err(at("url", reason));
+        }
+        let url = parse_url(&self.url).map_err(|reason| at("url", reason))?;
+        if is_masked(&url) {
+            let reason = "has *** in place of what was hidden: write the whole URL";
+            return Err(at("url", reason.to_owned()));
+        }
+        for (header, value) in &self.headers {
+            check_header(header, value.expose_secret())
+                .map_err(|reason| at(&format!("headers.{header}"), reason.to_owned()))?;
+        }
+        if let Some(auth) = &self.auth {
+            let check = auth.check(&self.headers, &url);
+            check.map_err(|reason| at("auth", reason))?;
+        }
+        Ok(())
+    }
+
+    /// A feed has nothing that is about sends.
+    fn check_feed(&self) -> Result<(), (&'static str, String)> {
+        let of_sends = [
+            ("url", self.url.is_empty()),
+            ("headers", self.headers.is_empty()),
+            ("auth", self.auth.is_none()),
+            ("verification", self.verification == Verification::None),
+            ("secret", self.secret.is_none()),
+        ];
+        match of_sends.iter().find(|(_, is_unset)| !is_unset) {
+            Some((key, _)) => Err((key, "a feed is read, and nothing is sent to it".to_owned())),
+            None => Ok(()),
+        }
     }
 }
 

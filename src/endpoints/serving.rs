@@ -229,6 +229,9 @@ impl Maker {
         if let Some(problem) = &row.problem {
             return Err(problem.clone());
         }
+        if row.is_feed() {
+            return Ok(self.feed(row, pool, not_here));
+        }
         let secrets = secrets.map(ExposeSecret::expose_secret).unwrap_or_default();
         let place = SecretRow {
             outbox: &self.config.table,
@@ -289,6 +292,27 @@ impl Maker {
         })
     }
 }
+
+impl Maker {
+    /// Nothing is sent to a feed: its messages are settled when they are claimed.
+    fn feed(&self, row: &Endpoint, pool: &Bulkhead, not_here: Option<&str>) -> Made {
+        let without = (!cfg!(feature = "feeds")).then_some("this relay is built without feeds");
+        let refused = not_here.or(without).map(str::to_owned);
+        let follower = Follower::new(&self.answers, self.config.endpoint_disable_after);
+        let limits = Limits::of_feed(&row.policy, &self.config);
+        let serves = SendsTo::Dispatcher(Arc::new(Refusing(NOT_SENT.to_owned())));
+        let gate = Gate::open(&row.name, None);
+        let bulkhead = Bulkhead::new(&row.name, gate, limits, serves).beside(pool);
+        Made {
+            sends: Some((bulkhead, Arc::new(follower))),
+            refused,
+            verifier: None,
+        }
+    }
+}
+
+/// Why a message that was claimed for an endpoint of this name is not sent: the name belongs to a feed by now.
+const NOT_SENT: &str = "the endpoint is a feed";
 
 /// Why a relay refuses a row with the name of one of its configured destinations or groups of handlers.
 const SAME_NAME: &str = "a destination in this relay's settings has the same name";

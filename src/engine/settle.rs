@@ -308,7 +308,11 @@ impl<'a, D: Database> Settler<'a, D> {
         for one in ended.iter().filter(|one| one.repeated) {
             match one.kind() {
                 _ if settled.contains(&one.sequence()) => {}
-                Kind::Delivered | Kind::NoSubscriber | Kind::Dead | Kind::Cancelled => {
+                Kind::Delivered
+                | Kind::Stored
+                | Kind::NoSubscriber
+                | Kind::Dead
+                | Kind::Cancelled => {
                     traces.push(one.trace());
                 }
                 // An earlier retry or release leaves no trace, and counting it as done is harmless.

@@ -15,13 +15,13 @@ use crate::shows::shows;
 const OTHER_BYTES: usize = 256;
 
 /// The beginning that all documents of a destination share.
-pub(super) struct EventEnvelope {
+pub(crate) struct EventEnvelope {
     head: String,
 }
 
 impl EventEnvelope {
     /// An envelope with attributes that all events have. Their names are those of headers: `ce-region`.
-    pub(super) fn new(source: &str, attributes: &BTreeMap<String, String>) -> Self {
+    pub(crate) fn new(source: &str, attributes: &BTreeMap<String, String>) -> Self {
         let mut head = r#"{"specversion":"1.0","datacontenttype":"application/json""#.to_owned();
         push_attribute(&mut head, "source", source);
         for (name, value) in attributes {
@@ -37,6 +37,45 @@ impl EventEnvelope {
 
     /// Writes one event. `data` is the stored payload, byte for byte: no parser touches what the producer wrote.
     pub(super) fn write(&self, text: &mut String, message: &Message, stored: &StoredHeaders) {
+        self.write_head(text, message);
+        for (name, value) in &stored.attributes {
+            push_attribute(text, name, value);
+        }
+        if let Some(trace) = stored.trace.as_ref().filter(|trace| trace.is_attribute) {
+            push_attribute(text, "traceparent", &trace.parent);
+            if let Some(state) = &trace.state {
+                push_attribute(text, "tracestate", state);
+            }
+        }
+        text.push_str(r#","data":"#);
+        text.push_str(&message.payload);
+        text.push('}');
+    }
+
+    /// Writes an event that is read and not sent, with these attributes. Without a payload: it was expunged.
+    pub(crate) fn write_stored(
+        &self,
+        text: &mut String,
+        message: &Message,
+        attributes: &BTreeMap<String, String>,
+        payload: Option<&str>,
+    ) {
+        self.write_head(text, message);
+        for (name, value) in attributes {
+            push_attribute(text, name, value);
+        }
+        match payload {
+            Some(payload) => {
+                text.push_str(r#","data":"#);
+                text.push_str(payload);
+            }
+            None => text.push_str(r#","expunged":true"#),
+        }
+        text.push('}');
+    }
+
+    /// Writes the attributes of every event.
+    fn write_head(&self, text: &mut String, message: &Message) {
         text.push_str(&self.head);
         text.push_str(r#","id":""#);
         let mut buffer = Uuid::encode_buffer();
@@ -52,18 +91,6 @@ impl EventEnvelope {
         if let Some(key) = &message.ordering_key {
             push_attribute(text, "partitionkey", key);
         }
-        for (name, value) in &stored.attributes {
-            push_attribute(text, name, value);
-        }
-        if let Some(trace) = stored.trace.as_ref().filter(|trace| trace.is_attribute) {
-            push_attribute(text, "traceparent", &trace.parent);
-            if let Some(state) = &trace.state {
-                push_attribute(text, "tracestate", state);
-            }
-        }
-        text.push_str(r#","data":"#);
-        text.push_str(&message.payload);
-        text.push('}');
     }
 }
 

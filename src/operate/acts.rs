@@ -10,6 +10,8 @@ pub(crate) mod letters;
 pub(crate) mod pause;
 mod requeue;
 mod retry;
+#[cfg(feature = "feeds")]
+pub(crate) mod token;
 mod waiting;
 
 use std::fmt;

@@ -284,6 +284,8 @@ macro_rules! __outbox_tables {
             $($of_destination)+ (name) {
                 /// The name of the endpoint.
                 name -> diesel::sql_types::Text,
+                /// `webhook`: messages are posted to the URL; or `feed`: they are read.
+                kind -> diesel::sql_types::Text,
                 /// The URL to which messages are posted.
                 url -> diesel::sql_types::Text,
                 /// Topic patterns, as in routes.

@@ -1396,7 +1396,7 @@ impl Tables {
             let dying = (parts.iter().any(stands_in_the_way)).then(|| one.in_conflict());
             let kind = dying.as_ref().map_or(settle.kind, Settlement::kind);
             let after = match kind {
-                Kind::Delivered | Kind::NoSubscriber => {
+                Kind::Delivered | Kind::Stored | Kind::NoSubscriber => {
                     if broken != Some(Broken::ForgetsWhatIsDelivered) {
                         let to = delivered(one, settle.bulkheads).map(|one| one.destination);
                         changes.ledger.push(entry(1, &to.unwrap_or_default(), true));

@@ -314,12 +314,19 @@ tables! {
     messages = outbox_messages { sequence, status, settled_at }
     pause = outbox_pause { kind, name, reason, openings, paused_at, paused_until, lasts, paused_by }
     endpoint = outbox_endpoint {
-        name, url, topics, tenant_id, filter, enabled, secret, old_secrets_until, headers, auth, mode, concurrency,
+        name, kind, url, topics, tenant_id, filter, enabled, secret, old_secrets_until, headers, auth, mode, concurrency,
         rate, timeout, policy, description, disabled_reason, created_at, updated_at, failing_since,
         failing_reason, failing, verification, verified_at, allowed_rate, verification_due, verification_tries,
         verification_error, id, disabled_by, set_by
     }
     registration = outbox_registration { xid, name, is_new }
+    feed = outbox_feed { name, registration, base, base_id }
+    feed_part = outbox_feed_part { part, opened_at, closed_at }
+    feed_event = outbox_feed_event {
+        position, part, feed, message_id, sequence, topic, payload, headers, ordering_key, tenant_id, created_at,
+        occurred_at, stored_at
+    }
+    feed_reader = outbox_feed_reader { token_digest, feed, created_at, valid_until, last_position, last_read_at }
     topic = outbox_topic { pattern, kind, first_served, last_served }
     audit = outbox_audit { at, who, act, target, why, tenant_id, cost }
     request = outbox_request { caller, key, digest, at, status, answer }

@@ -38,6 +38,7 @@ mod events;
 mod exact;
 mod failover;
 mod fan_out;
+mod feeds;
 mod filters;
 mod forget;
 mod fresh;

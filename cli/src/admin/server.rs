@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use crossbeam_channel::{RecvTimeoutError, bounded};
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded, unbounded};
 use diesel_outbox_pages::plain;
 use http::{Method, StatusCode};
 
@@ -36,7 +36,89 @@ const MOST_CONNECTIONS: usize = 64;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Turns a request, and the address of its client, into a response.
-pub(crate) type Handler = dyn Fn(Request, IpAddr) -> Response + Send + Sync;
+pub(crate) type Handler = dyn Fn(Request, IpAddr) -> Reply + Send + Sync;
+
+/// What answers a request.
+pub(crate) enum Reply {
+    Now(Response),
+    Later(Later),
+}
+
+impl From<Response> for Reply {
+    fn from(response: Response) -> Self {
+        Self::Now(response)
+    }
+}
+
+/// A response that is not there yet: its connection waits without a thread.
+pub(crate) struct Later {
+    /// Calls this once when the response can be made, or says why nobody waits.
+    pub(crate) wait: Box<dyn FnOnce(Wake) -> Result<(), Response> + Send>,
+    /// Makes it.
+    pub(crate) finish: Box<dyn FnOnce() -> Response + Send>,
+}
+
+pub(crate) type Wake = Box<dyn FnOnce() + Send>;
+
+/// Threads that answer those who have waited. Many wake at once, and the database has a few connections for them.
+const ANSWERING: usize = 2;
+
+/// A connection whose response can be made now.
+struct Woken {
+    stream: TcpStream,
+    is_head: bool,
+    finish: Box<dyn FnOnce() -> Response + Send>,
+}
+
+impl Woken {
+    /// A client that reads slowly holds up no other: each response has a thread of its own.
+    fn answer(self) {
+        let (response, is_head) = ((self.finish)(), self.is_head);
+        let mut stream = self.stream;
+        let spawned = std::thread::Builder::new()
+            .name("feeds-write".to_owned())
+            .spawn(move || write(&response, &mut stream, is_head));
+        if let Err(error) = spawned {
+            log::warn!(event = "admin_connection_failed", error:% = error; "admin page: a connection failed: cannot start a thread: {error}");
+        }
+    }
+}
+
+/// The way to the threads that answer those who have waited.
+#[derive(Clone)]
+struct Waked(Sender<Woken>);
+
+impl Waked {
+    fn start() -> Result<Self> {
+        let (woken, all) = unbounded::<Woken>();
+        for number in 0..ANSWERING {
+            let all = all.clone();
+            std::thread::Builder::new()
+                .name(format!("feeds-answer-{number}"))
+                .spawn(move || {
+                    for one in all {
+                        one.answer();
+                    }
+                })
+                .context("cannot start a thread")?;
+        }
+        Ok(Self(woken))
+    }
+
+    /// Lets the connection wait. A response: it does not.
+    fn wait(&self, later: Later, stream: TcpStream, is_head: bool) -> Result<(), Response> {
+        let (woken, finish) = (self.0.clone(), later.finish);
+        let one = Woken {
+            stream,
+            is_head,
+            finish,
+        };
+        (later.wait)(Box::new(move || {
+            // The threads end with the server.
+            let _ = woken.send(one);
+        }))
+    }
+}
 
 /// A listening server. Dropping it closes the listener; requests in progress run to their end.
 pub(crate) struct Server {
@@ -57,9 +139,10 @@ impl Server {
             .context("cannot read the address of the listener")?;
         let stopping = Arc::new(AtomicBool::new(false));
         let is_stopping = Arc::clone(&stopping);
+        let waked = Waked::start()?;
         let accepting = std::thread::Builder::new()
             .name("admin-accept".to_owned())
-            .spawn(move || accept(&listener, &is_stopping, &handler, most_bytes))
+            .spawn(move || accept(&listener, &is_stopping, &handler, most_bytes, &waked))
             .context("cannot start a thread")?;
         Ok(Self {
             address,
@@ -119,6 +202,7 @@ fn accept(
     stopping: &AtomicBool,
     handler: &Arc<Handler>,
     most_bytes: usize,
+    waked: &Waked,
 ) {
     let connections = Shared::default();
     let mut number = 0;
@@ -135,7 +219,7 @@ fn accept(
             }
         };
         number += 1;
-        if let Err(error) = begin(stream, number, &connections, handler, most_bytes) {
+        if let Err(error) = begin(stream, number, &connections, (handler, waked), most_bytes) {
             log::warn!(event = "admin_connection_failed", error:% = format!("{error:#}"); "admin page: a connection failed: {error:#}");
         }
     }
@@ -146,7 +230,7 @@ fn begin(
     stream: TcpStream,
     number: u64,
     connections: &Shared,
-    handler: &Arc<Handler>,
+    (handler, waked): (&Arc<Handler>, &Waked),
     most_bytes: usize,
 ) -> Result<()> {
     let mut all = lock(connections);
@@ -163,11 +247,12 @@ fn begin(
     let spawned = again.and_then(|again| {
         all.waiting.push_back(again);
         let (connections, handler) = (Arc::clone(connections), Arc::clone(handler));
+        let waked = waked.clone();
         std::thread::Builder::new()
             .name(format!("admin-{number}"))
             .spawn(move || {
                 let _guard = Counted(Arc::clone(&connections), number);
-                serve(stream, number, &connections, &handler, most_bytes);
+                serve(stream, number, &connections, (&handler, &waked), most_bytes);
             })
     });
     if spawned.is_err() {
@@ -191,7 +276,7 @@ impl Drop for Counted {
 
 /// Runs the handler on its own thread and returns its response. A handler that takes too long is left behind, so
 /// that the client always gets a response.
-fn answer(request: Request, peer: IpAddr, number: u64, handler: &Arc<Handler>) -> Response {
+fn answer(request: Request, peer: IpAddr, number: u64, handler: &Arc<Handler>) -> Reply {
     let limit = match *request.method() {
         Method::POST => CHANGE_TIME,
         _ => LOOK_TIME,
@@ -206,14 +291,14 @@ fn answer(request: Request, peer: IpAddr, number: u64, handler: &Arc<Handler>) -
         });
     if let Err(error) = spawned {
         let reason = format!("cannot start a thread: {error}\n");
-        return plain(StatusCode::INTERNAL_SERVER_ERROR, reason);
+        return plain(StatusCode::INTERNAL_SERVER_ERROR, reason).into();
     }
     match answers.recv_timeout(limit) {
         Ok(response) => response,
         Err(RecvTimeoutError::Timeout) => {
             log::warn!(event = "admin_answer_late"; "admin page: no answer from the database within {} s", limit.as_secs());
             let late = "no response in time: the database may hang, and the request may still take effect\n";
-            plain(StatusCode::SERVICE_UNAVAILABLE, late)
+            plain(StatusCode::SERVICE_UNAVAILABLE, late).into()
         }
         Err(RecvTimeoutError::Disconnected) => {
             log::error!(event = "admin_panic"; "admin page: a request handler panicked");
@@ -221,6 +306,7 @@ fn answer(request: Request, peer: IpAddr, number: u64, handler: &Arc<Handler>) -
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "internal error in the admin page: see the log\n",
             )
+            .into()
         }
     }
 }
@@ -229,7 +315,7 @@ fn serve(
     mut stream: TcpStream,
     number: u64,
     connections: &Shared,
-    handler: &Arc<Handler>,
+    (handler, waked): (&Arc<Handler>, &Waked),
     most_bytes: usize,
 ) {
     let peer = stream
@@ -237,24 +323,39 @@ fn serve(
         .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
     let read = read::read(&mut stream, Instant::now() + READ_TIME, most_bytes);
     lock(connections).forget(number);
-    let (response, is_head) = match read {
+    let (reply, is_head) = match read {
         Ok(Some(request)) => {
             let is_head = request.method() == Method::HEAD;
             (answer(request, peer, number, handler), is_head)
         }
         // The client connected without sending a request, or was closed.
         Ok(None) => return,
-        Err(refused) => (refused.into(), false),
+        Err(refused) => (Response::from(refused).into(), false),
+    };
+    let response = match (reply, stream.try_clone()) {
+        (Reply::Now(response), _) => response,
+        (Reply::Later(later), Ok(again)) => match waked.wait(later, again, is_head) {
+            Ok(()) => return,
+            Err(response) => response,
+        },
+        (Reply::Later(_), Err(error)) => {
+            plain(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"))
+        }
     };
     if let Ok(again) = stream.try_clone() {
         lock(connections).waiting.push_back((number, again));
     }
+    write(&response, &mut stream, is_head);
+}
+
+/// Sends a response, and closes the connection.
+fn write(response: &Response, stream: &mut TcpStream, is_head: bool) {
     let deadline = Instant::now() + WRITE_TIME;
-    let written = write::write(&response, &mut stream, is_head, deadline);
+    let written = write::write(response, stream, is_head, deadline);
     if let Err(error) = written {
         log::debug!(event = "admin_answer_lost", error:% = error; "admin page: cannot send a response: {error}");
     }
     // Unread input would reset the connection and lose the response, so drain it. The client may be gone.
     let _ = stream.shutdown(Shutdown::Write);
-    read::drain(&mut stream);
+    read::drain(stream);
 }

@@ -10,7 +10,9 @@ use diesel::{PgConnection, RunQueryDsl};
 
 use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::setup::sql::inspect::{self, OF_OWNER, function, is_of_endpoints, may_lack};
+use crate::setup::sql::inspect::{
+    self, OF_OWNER, ROTATES_FEEDS, function, has_feeds, is_of_endpoints, is_of_feeds, may_lack,
+};
 use crate::setup::sql::migrate::EndpointTables;
 use crate::sql::statement::{statement, unprepared_statement};
 
@@ -98,6 +100,9 @@ const REGISTRAR: Role = Role {
         ("_pause", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_topic", "SELECT, INSERT", ""),
         ("_registration", "INSERT", ""),
+        ("_feed", "SELECT, INSERT, UPDATE", ""),
+        ("_feed_event", "SELECT", ""),
+        ("_feed_reader", "SELECT, INSERT, UPDATE, DELETE", ""),
     ],
 };
 
@@ -136,6 +141,10 @@ const RELAY: Role = Role {
         ("_request", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_endpoint", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_registration", "SELECT, INSERT, DELETE", ""),
+        ("_feed", "SELECT, INSERT, UPDATE", ""),
+        ("_feed_event", "SELECT, INSERT", ""),
+        ("_feed_part", "SELECT", ""),
+        ("_feed_reader", "SELECT, INSERT, UPDATE, DELETE", ""),
         ("_messages", "SELECT", ""),
     ],
 };
@@ -161,6 +170,8 @@ const READER: Role = Role {
             timeout, policy, description, disabled_reason, created_at, updated_at, failing_since, \
             failing_reason, failing, verification, verified_at, allowed_rate, verification_due, verification_tries, \
             disabled_by, set_by, verification_error, id"),
+        ("_feed", "SELECT", ""),
+        ("_feed_reader", "SELECT", "feed, created_at, valid_until, last_position, last_read_at"),
         ("_messages", "SELECT", ""),
     ],
 };
@@ -168,9 +179,12 @@ const READER: Role = Role {
 /// SQL that creates the roles and grants their rights on the outbox `name`.
 pub(crate) fn printed(name: &OutboxName, endpoints: EndpointTables) -> String {
     let roles: &[&Role] = match endpoints {
-        EndpointTables::WithOutbox => &[&ENQUEUER, &CANCELLER, &REGISTRAR, &RELAY, &READER],
+        EndpointTables::WithOutbox | EndpointTables::WithoutFeeds => {
+            &[&ENQUEUER, &CANCELLER, &REGISTRAR, &RELAY, &READER]
+        }
         EndpointTables::Never => &[&ENQUEUER, &CANCELLER, &RELAY, &READER],
         EndpointTables::Always => return printed_for_endpoints(name),
+        EndpointTables::Feeds => return printed_for_feeds(name),
     };
     let mut sql = String::from(
         "-- Roles with minimal rights for one outbox.
@@ -194,8 +208,11 @@ pub(crate) fn printed(name: &OutboxName, endpoints: EndpointTables) -> String {
     }
     for role in roles {
         let _ = writeln!(sql, "\n-- {}", role.what);
-        let is_meant =
-            |suffix: &str| endpoints != EndpointTables::Never || !is_of_endpoints(suffix);
+        let is_meant = |suffix: &str| match endpoints {
+            EndpointTables::Never => !is_of_endpoints(suffix) && !is_of_feeds(suffix),
+            EndpointTables::WithoutFeeds => !is_of_feeds(suffix),
+            _ => true,
+        };
         for of_table in role.tables().filter(|of_table| is_meant(of_table[0].0)) {
             let _ = writeln!(sql, "{};", role.granted(name, of_table));
         }
@@ -209,7 +226,8 @@ pub(crate) fn printed(name: &OutboxName, endpoints: EndpointTables) -> String {
             );
         }
         if role.name == RELAY.name {
-            for function in OF_OWNER {
+            let of_feeds = is_meant("_feed").then_some(ROTATES_FEEDS);
+            for function in OF_OWNER.into_iter().chain(of_feeds) {
                 let _ = writeln!(sql, "{};", grant_function(name, function, role.name));
             }
         }
@@ -243,7 +261,7 @@ CREATE ROLE {};
         let _ = writeln!(sql, "GRANT USAGE ON SCHEMA {schema} TO {};", REGISTRAR.name);
     }
     let _ = writeln!(sql, "\n-- {}", REGISTRAR.what);
-    for of_table in REGISTRAR.tables() {
+    for of_table in REGISTRAR.tables().filter(|one| !is_of_feeds(one[0].0)) {
         let _ = writeln!(sql, "{};", REGISTRAR.granted(name, of_table));
     }
     let _ = writeln!(
@@ -257,6 +275,21 @@ CREATE ROLE {};
             let _ = writeln!(sql, "{};", role.granted(name, of_table));
         }
     }
+    sql
+}
+
+/// The same for the tables of feeds.
+fn printed_for_feeds(name: &OutboxName) -> String {
+    let mut sql = "-- The rights for feeds, in an outbox that gets their tables later. Run this in the transaction that
+-- creates the tables.
+"
+    .to_owned();
+    for role in [&REGISTRAR, &RELAY, &READER] {
+        for of_table in role.tables().filter(|one| is_of_feeds(one[0].0)) {
+            let _ = writeln!(sql, "{};", role.granted(name, of_table));
+        }
+    }
+    let _ = writeln!(sql, "{};", grant_function(name, ROTATES_FEEDS, RELAY.name));
     sql
 }
 
@@ -327,10 +360,9 @@ pub(crate) fn missing(
     name: &OutboxName,
 ) -> Result<Vec<String>, DatabaseError> {
     let (mut tables, mut privileges, mut columns) = (Vec::new(), Vec::new(), Vec::new());
-    let needed = RELAY
-        .rights
-        .iter()
-        .filter(|(suffix, ..)| !may_lack(name, suffix));
+    let has_feeds = has_feeds(conn, name)?;
+    let lacks = |suffix: &str| may_lack(name, suffix) || (is_of_feeds(suffix) && !has_feeds);
+    let needed = RELAY.rights.iter().filter(|(suffix, ..)| !lacks(suffix));
     for (suffix, of_right, on) in needed {
         for privilege in of_right.split(", ") {
             for column in on.split(", ") {
@@ -356,7 +388,10 @@ pub(crate) fn missing(
     .load(conn)?;
     let of_tables = rows.chunk_by(|a, b| a.table_name == b.table_name);
     let mut missing: Vec<String> = of_tables.map(missing_of_table).collect();
-    for suffixed in OF_OWNER {
+    for suffixed in OF_OWNER
+        .into_iter()
+        .chain(has_feeds.then_some(ROTATES_FEEDS))
+    {
         let (role, may): (String, bool) = statement(
             "SELECT quote_ident(current_user),
                     coalesce(has_function_privilege(to_regprocedure($1), 'EXECUTE'), false)",

@@ -74,6 +74,7 @@ filter! {
 #[diesel(table_name = endpoint)]
 struct StoredRow {
     name: String,
+    kind: String,
     url: String,
     topics: Vec<String>,
     tenant_id: Option<Uuid>,
@@ -146,7 +147,9 @@ impl From<StoredRow> for Endpoint {
         let allowed_rate = row.allowed_rate;
         let allowed_rate =
             allowed_rate.and_then(|rate| read("allowed_rate", Rate::asked(&rate), &mut problem));
+        let kind = read("kind", row.kind.parse(), &mut problem);
         let mut found = Self {
+            kind: kind.unwrap_or_default(),
             topics: row.topics,
             tenant_id: row.tenant_id,
             filter,
@@ -258,7 +261,7 @@ pub(crate) fn insert(
     conn: &mut PgConnection,
     name: &OutboxName,
     one: &Endpoint,
-    (secret, auth): (&str, Option<&str>),
+    (secret, auth): (Option<&str>, Option<&str>),
 ) -> QueryResult<bool> {
     let policy = &one.policy;
     let disabled_by = (!one.enabled).then(|| one.disabled_by.unwrap_or(Hand::Owner).as_str());
@@ -266,6 +269,7 @@ pub(crate) fn insert(
         .values((
             (
                 endpoint::name.eq(&one.name),
+                endpoint::kind.eq(one.kind.as_str()),
                 endpoint::secret.eq(secret),
                 endpoint::auth.eq(auth),
                 endpoint::url.eq(&one.url),

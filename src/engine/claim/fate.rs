@@ -15,6 +15,7 @@ use crate::engine::plan::room::Rooms;
 use crate::engine::plan::to::To;
 use crate::engine::send::bulkhead::Bulkhead;
 use crate::engine::send::job::{Job, Terms, is_expired};
+use crate::engine::send::limits::Limits;
 use crate::engine::send::run::joined;
 use crate::engine::send::verdict::{Attempt, Retries, Verdict};
 use crate::engine::settle::sql::settle::Claim;
@@ -44,6 +45,14 @@ fn not_sent(verdict: Verdict, message: &Message, now: Instant) -> Verdict {
     match is_expired(message, now) {
         true => Verdict::expired(),
         false => verdict,
+    }
+}
+
+/// How a message is sent to a destination with these limits.
+fn sending(limits: &Limits) -> Result<&Limits, (Terms, Verdict)> {
+    match limits.is_feed {
+        true => Err((limits.terms, Verdict::Stored)),
+        false => Ok(limits),
     }
 }
 
@@ -89,10 +98,14 @@ impl Ways<'_> {
             Fate::Bulkhead(number) => (
                 To::Bulkhead(number),
                 None,
-                Ok(&self.bulkheads[number].limits),
+                sending(&self.bulkheads[number].limits),
             ),
             Fate::Member(id, name, registration) => match roster.limits(id) {
-                Some(limits) => (To::Member(id), Some((name, Some(registration))), Ok(limits)),
+                Some(limits) => (
+                    To::Member(id),
+                    Some((name, Some(registration))),
+                    sending(limits),
+                ),
                 None => unsent(To::Nowhere, not_sent(Verdict::Released, message, now)),
             },
             Fate::Parts(parts) => {
@@ -117,8 +130,11 @@ impl Ways<'_> {
             Ok(limits) => (limits.terms, Ok(&limits.retries)),
             Err((terms, verdict)) => (terms, Err(verdict)),
         };
-        let unsent = unsent_of(&claimed, sent);
+        let mut unsent = unsent_of(&claimed, sent);
         terms.limit(&mut claimed.message);
+        if matches!(unsent, Some(Verdict::Stored)) && is_expired(&claimed.message, now) {
+            unsent = Some(Verdict::expired());
+        }
         let (member, registration) = member.unzip();
         let job = Job {
             unsent,

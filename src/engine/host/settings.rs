@@ -6,6 +6,7 @@ use secrecy::SecretString;
 
 use crate::delivery::OnDead;
 use crate::engine::serves::routes::Serves;
+use crate::engine::settle::sql::log::OwnLog;
 use crate::engine::settle::sql::witness::OwnWitness;
 use crate::ledger_payload::LedgerPayload;
 use crate::name::{OutboxName, label_of};
@@ -28,9 +29,12 @@ pub(crate) struct Settings {
     pub(crate) shutdown_timeout: Duration,
     pub(crate) retention: Duration,
     pub(crate) inbox_retention: Option<Duration>,
+    pub(crate) feed_retention: Duration,
+    pub(crate) feed_max_bytes: Option<u64>,
     pub(crate) cleaner: bool,
     pub(crate) ledger_payload: LedgerPayload,
     pub(crate) witness: OwnWitness,
+    pub(crate) log: OwnLog,
     pub(crate) sends: Sends,
     /// What the relay serves, without members.
     pub(crate) serves: Serves,

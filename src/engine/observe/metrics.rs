@@ -161,7 +161,7 @@ impl OfDestination {
         let kind = settlement.kind();
         self.settled[kind as usize].increment(1);
         match kind {
-            Kind::Delivered => {
+            Kind::Delivered | Kind::Stored => {
                 let since_claim = now.saturating_duration_since(settlement.message.claimed);
                 let took = settlement.message.age.saturating_add(since_claim);
                 self.delivery_seconds.record(took.as_secs_f64());

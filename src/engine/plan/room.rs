@@ -41,7 +41,11 @@ impl Rooms {
 
     /// The room for the next claim.
     pub(crate) fn of(&self, id: u32) -> usize {
-        let sends = self.limits(id).map_or(0, |limits| limits.concurrency);
+        let limits = self.limits(id);
+        if limits.is_some_and(|limits| limits.is_feed) {
+            return self.left(id);
+        }
+        let sends = limits.map_or(0, |limits| limits.concurrency);
         // Never so few that the destination has nothing to send while others have their turns.
         let most_claimed = (self.batch / CLAIMED_SHARE).max(1);
         let most_claimed = most_claimed.max(ROUNDS_OF_SENDS * sends);
@@ -68,6 +72,8 @@ impl Rooms {
             None => 0,
             Some(_) if self.doors.closed.contains(&id) => 0,
             Some(_) if self.doors.probed.contains(&id) => 1,
+            // Nothing waits for a sender.
+            Some(limits) if limits.is_feed => 2 * limits.batch,
             Some(limits) => {
                 let held = self.held.get(&To::Member(id));
                 let known = held.and_then(|held| held.prefetch);

@@ -24,6 +24,8 @@ pub(crate) struct Limits {
     pub(crate) key_run: usize,
     /// The time limit of one send or handler call.
     pub(crate) send_timeout: Duration,
+    /// Whether the destination is a feed: its messages are settled without a send.
+    pub(crate) is_feed: bool,
 }
 
 impl Limits {

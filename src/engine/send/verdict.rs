@@ -12,6 +12,8 @@ use crate::status::ReasonCode;
 #[derive(Debug, Clone)]
 pub(crate) enum Verdict {
     Delivered(Response),
+    /// Settled as delivered without a send: it becomes an event of a feed.
+    Stored,
     /// Settled as delivered without a send: nobody wants the message.
     NoSubscriber,
     Deduplicated(i64),

@@ -161,7 +161,7 @@ pub(super) fn look_at_the_next(shared: &Shared, group: &[Settlement], seen_to: &
 /// Whether the key's next message may be sent after this settle.
 fn is_done(settlement: &Settlement) -> bool {
     match settlement.kind() {
-        Kind::Delivered | Kind::NoSubscriber | Kind::Deduplicated => true,
+        Kind::Delivered | Kind::Stored | Kind::NoSubscriber | Kind::Deduplicated => true,
         Kind::Dead | Kind::Cancelled => !settlement.blocks_key(),
         Kind::Retry | Kind::Waiting | Kind::Split | Kind::Released => false,
     }

@@ -45,9 +45,11 @@ pub(crate) struct NobodyListens;
 
 impl Outcomes {
     pub(crate) fn send(&self, settlement: Settlement) -> Result<(), NobodyListens> {
+        // A feed takes one settle at a time, and several with small batches are slower than one.
+        let is_alone = matches!(settlement.verdict, Verdict::Stored);
         let settlers = match settlement.message.ordering_key {
-            None => &self.plain,
-            Some(_) => &self.keyed,
+            Some(_) if !is_alone => &self.keyed,
+            _ => &self.plain,
         };
         settlers.send(settlement).map_err(|_| NobodyListens)
     }
@@ -89,8 +91,12 @@ impl Settlement {
         latency: Duration,
     ) -> Self {
         job.unload(bulkheads);
+        let of_behind = || match verdict {
+            Verdict::Stored => Verdict::Stored,
+            _ => Verdict::Released,
+        };
         let behind = job.behind.into_iter();
-        let behind = behind.map(|job| Self::unsent(job, bulkheads, Verdict::Released));
+        let behind = behind.map(|job| Self::unsent(job, bulkheads, of_behind()));
         Self {
             behind: behind.collect(),
             is_followed: false,
@@ -126,7 +132,7 @@ impl Settlement {
     }
 
     pub(crate) fn is_delivered(&self) -> bool {
-        matches!(self.verdict, Verdict::Delivered(_))
+        matches!(self.verdict, Verdict::Delivered(_) | Verdict::Stored)
     }
 
     /// The message, and those settled with it.
@@ -159,6 +165,7 @@ impl Settlement {
     pub(crate) fn kind(&self) -> Kind {
         match self.verdict {
             Verdict::Delivered(_) => Kind::Delivered,
+            Verdict::Stored => Kind::Stored,
             Verdict::NoSubscriber => Kind::NoSubscriber,
             Verdict::Deduplicated(_) => Kind::Deduplicated,
             Verdict::Retry(_, _, Attempt::NotCounted) if self.to == To::Split => Kind::Waiting,
@@ -367,6 +374,7 @@ words! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub(crate) enum Kind {
         Delivered = "delivered",
+        Stored = "stored",
         NoSubscriber = "no_subscriber",
         Deduplicated = "deduplicated",
         Retry = "retried",
@@ -391,7 +399,7 @@ fn make_ascii(text: &mut String) -> bool {
 pub(crate) fn delivered(settlement: &Settlement, bulkheads: &[Bulkhead]) -> Option<Delivered> {
     let response = match &settlement.verdict {
         Verdict::Delivered(response) => Some(response),
-        Verdict::NoSubscriber => None,
+        Verdict::NoSubscriber | Verdict::Stored => None,
         _ => return None,
     };
     let body = response.and_then(|response| response.body.as_deref());

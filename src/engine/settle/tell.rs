@@ -35,7 +35,7 @@ impl<D: Database> Settler<'_, D> {
             stats.conflicts += conflicts.len() as u64;
             stats.dead += dead.len() as u64;
             *match kind {
-                Kind::Delivered => &mut stats.delivered,
+                Kind::Delivered | Kind::Stored => &mut stats.delivered,
                 Kind::NoSubscriber => &mut stats.no_subscriber,
                 Kind::Deduplicated => &mut stats.deduplicated,
                 Kind::Retry => &mut stats.retried,

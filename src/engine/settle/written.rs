@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use diesel::result::QueryResult;
+use diesel::result::{Error, QueryResult};
 use diesel::{Connection, PgConnection};
 
 use super::settlement::{Kind, Settlement, delivered, failed};
@@ -60,6 +60,10 @@ pub(crate) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
                 each().filter_map(|one| delivered(one, bulkheads)).collect();
             let keeps = settings.ledger_payload.is_kept();
             settle::delivered(conn, name, lease, &delivered, status, keeps)
+        }
+        Kind::Stored => {
+            let stored = each().filter_map(|one| delivered(one, bulkheads));
+            store(conn, settle, &stored.collect::<Vec<Delivered>>())
         }
         Kind::Deduplicated => {
             let repeats: Vec<(Claim, i64)> = each().filter_map(Settlement::repeat_of).collect();
@@ -153,6 +157,26 @@ fn release_broken(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryResult<H
         settle::release(conn, name, lease, &claims(&broken))?;
     }
     Ok(broken.iter().map(|one| one.sequence()).collect())
+}
+
+/// Moves messages into their feeds. A feed that has no row yet gets one.
+fn store(
+    conn: &mut PgConnection,
+    settle: &Settle<'_>,
+    messages: &[Delivered],
+) -> QueryResult<Vec<i64>> {
+    let (settings, lease) = (settle.settings, settle.claimant.lease);
+    let (name, keeps) = (&settings.table, settings.ledger_payload.is_kept());
+    let log = settings
+        .log
+        .ok_or_else(|| Error::QueryBuilderError("this relay has no feeds".into()))?;
+    let mut stored = settle::stored(conn, name, lease, messages, keeps, log)?;
+    let is_left = |one: &&Delivered| !stored.contains(&one.claim.sequence);
+    let left: Vec<Delivered> = messages.iter().filter(is_left).cloned().collect();
+    if !left.is_empty() && log.mend(conn, name, &left)? {
+        stored.extend(settle::stored(conn, name, lease, &left, keeps, log)?);
+    }
+    Ok(stored)
 }
 
 /// Dead-letters messages, and lets the witness write that down.

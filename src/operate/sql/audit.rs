@@ -87,6 +87,8 @@ words! {
         RecoverEndpoint = "endpoint recover",
         /// A destination gets what it missed.
         BackfillEndpoint = "endpoint backfill",
+        /// Readers of a feed get a token.
+        MakeFeedToken = "feed token",
     }
 }
 

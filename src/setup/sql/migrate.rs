@@ -92,23 +92,31 @@ fn only_if(condition: &str, sql: &str) -> String {
     )
 }
 
-/// When a migration creates the tables of endpoints, which an outbox may lack.
+/// When a migration creates the tables of endpoints and of feeds, which an outbox may lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndpointTables {
     /// Together with the outbox. An outbox that is there stays with or without them.
     WithOutbox,
     /// Not now. Those of an outbox that is there stay.
     Never,
-    /// Also for an outbox that is there.
+    /// Together with the outbox, without those of feeds.
+    WithoutFeeds,
+    /// Those of endpoints, also for an outbox that is there.
     Always,
+    /// Those of feeds, also for an outbox that is there.
+    Feeds,
 }
 
 impl EndpointTables {
     /// SQL that creates an outbox.
     fn creation(self, name: &OutboxName) -> String {
         let outbox = format!("SELECT outbox_create('{name}');");
+        let endpoints = endpoints_creation(name);
         match self {
-            Self::WithOutbox | Self::Always => format!("{outbox}\n{}", endpoints_creation(name)),
+            Self::WithOutbox | Self::Always | Self::Feeds => {
+                format!("{outbox}\n{endpoints}\n{}", feeds_creation(name))
+            }
+            Self::WithoutFeeds => format!("{outbox}\n{endpoints}"),
             Self::Never => outbox,
         }
     }
@@ -117,6 +125,11 @@ impl EndpointTables {
 /// SQL that adds the tables of endpoints to an outbox.
 fn endpoints_creation(name: &OutboxName) -> String {
     format!("SELECT outbox_create_endpoints('{name}');")
+}
+
+/// SQL that adds the tables of feeds to an outbox.
+fn feeds_creation(name: &OutboxName) -> String {
+    format!("SELECT outbox_create_feeds('{name}');")
 }
 
 /// SQL that creates an outbox like this one: with the tables of endpoints, or without.
@@ -169,11 +182,19 @@ pub(crate) fn migrate(
             conn.batch_execute(&endpoints.creation(name))?;
             done.push(format!("created outbox {name}"));
         }
-        let has_endpoints = located(conn, name)?.has_endpoints();
+        let found = located(conn, name)?;
+        let (has_endpoints, has_feeds) = (found.has_endpoints(), inspect::has_feeds(conn, &found)?);
         match endpoints {
             EndpointTables::Always if !has_endpoints => {
                 conn.batch_execute(&endpoints_creation(name))?;
                 done.push(format!("created the tables of endpoints of {name}"));
+            }
+            EndpointTables::Feeds if !has_feeds => {
+                conn.batch_execute(&feeds_creation(name))?;
+                done.push(format!("created the tables of feeds of {name}"));
+            }
+            EndpointTables::WithoutFeeds if is_new => {
+                done.push(format!("left out the tables of feeds of {name}"));
             }
             EndpointTables::Never if is_new => {
                 done.push(format!("left out the tables of endpoints of {name}"));
@@ -247,14 +268,16 @@ fn is_true(conn: &mut PgConnection, condition: &str) -> QueryResult<bool> {
 }
 
 /// The SQL of all steps for the outbox `name`, to copy into a migration of the application. With
-/// [`EndpointTables::Always`]: only what adds the tables of endpoints.
+/// [`EndpointTables::Always`] or [`EndpointTables::Feeds`]: only what adds these tables.
 pub(crate) fn printed(
     direction: Direction,
     name: &OutboxName,
     endpoints: EndpointTables,
 ) -> String {
-    if endpoints == EndpointTables::Always {
-        return endpoints_creation(name);
+    match endpoints {
+        EndpointTables::Always => return endpoints_creation(name),
+        EndpointTables::Feeds => return feeds_creation(name),
+        _ => {}
     }
     let printed = |step: &MigrationStep| {
         let text = match (direction, step.version) {

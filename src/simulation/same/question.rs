@@ -326,7 +326,10 @@ impl<'a> Dice<'a> {
         };
         // The same rule as in the settler.
         let is_done = match &verdict {
-            Verdict::Delivered(_) | Verdict::NoSubscriber | Verdict::Deduplicated(_) => true,
+            Verdict::Delivered(_)
+            | Verdict::Stored
+            | Verdict::NoSubscriber
+            | Verdict::Deduplicated(_) => true,
             Verdict::Dead(..) => !blocks_key,
             Verdict::Retry(..) | Verdict::Split(_) | Verdict::Released => false,
         };

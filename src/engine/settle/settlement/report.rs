@@ -34,14 +34,16 @@ impl Settlement {
     fn as_told<'a>(&'a self, bulkheads: &'a [Bulkhead]) -> Settled<'a> {
         let before = self.message.attempts;
         let attempts = match self.verdict {
-            Verdict::Delivered(_) => before.saturating_add(1),
+            Verdict::Delivered(_) | Verdict::Stored => before.saturating_add(1),
             _ => before.max(self.failed_attempt()),
         };
         Settled {
             message: &self.message,
             destination: self.place(bulkheads),
             status: match self.verdict {
-                Verdict::Delivered(_) | Verdict::Deduplicated(_) => Status::Delivered,
+                Verdict::Delivered(_) | Verdict::Stored | Verdict::Deduplicated(_) => {
+                    Status::Delivered
+                }
                 Verdict::NoSubscriber => Status::NoSubscriber,
                 Verdict::Dead(..) => Status::Dead,
                 Verdict::Retry(..) | Verdict::Released if attempts > 0 => Status::Retrying,
@@ -61,6 +63,7 @@ impl Settlement {
         let (to, attempts) = (to(told.destination), told.attempts);
         match &self.verdict {
             Verdict::Delivered(_) => format!("delivered {topic}{to} (message {id})"),
+            Verdict::Stored => format!("stored {topic} in the feed{to} (message {id})"),
             Verdict::NoSubscriber => {
                 format!(
                     "nobody wants {topic}, and no route or handler has ever served it: settled without a send (message {id})"
@@ -117,7 +120,7 @@ impl Settlement {
     /// The event name and the level in the log.
     fn event(&self) -> (&'static str, log::Level) {
         match self.verdict {
-            Verdict::Delivered(_) => ("delivered", log::Level::Debug),
+            Verdict::Delivered(_) | Verdict::Stored => ("delivered", log::Level::Debug),
             Verdict::NoSubscriber => ("no_subscriber", log::Level::Warn),
             Verdict::Deduplicated(_) => ("dedup_hit", log::Level::Info),
             Verdict::Retry(_, _, Attempt::Counted) => ("retry", log::Level::Warn),

@@ -26,6 +26,7 @@ use diesel::sql_types::{
 use diesel::{PgConnection, insert_into, update};
 use uuid::Uuid;
 
+use super::log::Log;
 use crate::engine::lease::sql::lease::{LeaseId, leases};
 use crate::message::Message;
 use crate::name::OutboxName;
@@ -137,6 +138,34 @@ pub(crate) fn delivered(
         .load(conn)
 }
 
+/// Moves messages from the outbox into the feeds that are their destinations, and records them in the ledger as delivered.
+/// Those whose feed has no row stay.
+pub(crate) fn stored(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    lease: LeaseId,
+    messages: &[Delivered],
+    keep_payload: bool,
+    log: &dyn Log,
+) -> QueryResult<Vec<i64>> {
+    let locks = format!("held AS MATERIALIZED ({}), ", log.locks(name));
+    // The same lookup as that of the times of the claims.
+    let is_held = format!(
+        "AND EXISTS (SELECT FROM held h WHERE h.name = {} AND h.registration IS NOT DISTINCT FROM {})",
+        of_row("$7::text[]", "$1"),
+        of_row("$9::uuid[]", "$1"),
+    );
+    let only = (locks.as_str(), is_held.as_str());
+    let statement = removing(name, lease, messages, Status::Delivered, keep_payload, only);
+    statement
+        .and(&format!(
+            ", stored AS ({}) SELECT sequence FROM gone",
+            log.stores(name)
+        ))
+        .giving::<BigInt>()
+        .load(conn)
+}
+
 /// A statement that continues after `gone`, the messages that it has removed, with its values $1 to $9.
 pub(crate) fn delivering<'a>(
     name: &OutboxName,
@@ -144,6 +173,18 @@ pub(crate) fn delivering<'a>(
     messages: &'a [Delivered],
     status: Status,
     keep_payload: bool,
+) -> Statement<'a> {
+    removing(name, lease, messages, status, keep_payload, ("", ""))
+}
+
+/// The same, after a query of its own, for those of the messages that also meet this condition.
+fn removing<'a>(
+    name: &OutboxName,
+    lease: LeaseId,
+    messages: &'a [Delivered],
+    status: Status,
+    keep_payload: bool,
+    (before, only): (&str, &str),
 ) -> Statement<'a> {
     let (messages, sequences, claimed_at) = in_order(messages, |m| m.claim);
     let statuses: Vec<Option<i32>> = messages.iter().map(|m| m.http_status).collect();
@@ -157,8 +198,8 @@ pub(crate) fn delivering<'a>(
             SELECT *, NULL AS error, CASE WHEN code IS NULL THEN 1 ELSE 0 END AS counted
               FROM unnest($1::bigint[], $2::int[], $3::text[], $7::text[], $8::text[], $9::uuid[])
                 AS t(sequence, http_status, response, destination, code, registration)
-        ), {gone}, recorded AS ({recorded})",
-        gone = gone(name, "$4", "$6"),
+        ), {before}{gone}, recorded AS ({recorded})",
+        gone = gone_if(name, "$4", "$6", only),
         recorded = record(name, status, "$5"),
     ))
     .bind::<Array<BigInt>, _>(sequences)
@@ -416,10 +457,15 @@ pub(crate) fn dead(
 
 /// Removes the messages $1 from the outbox if `lease` has held them since these times.
 fn gone(name: &OutboxName, lease: &str, claimed_at: &str) -> String {
+    gone_if(name, lease, claimed_at, "")
+}
+
+/// The same, with another condition.
+fn gone_if(name: &OutboxName, lease: &str, claimed_at: &str, only: &str) -> String {
     format!(
         "gone AS (
             DELETE FROM {outbox} o
-             WHERE o.sequence = ANY($1) AND o.locked_by = {lease} AND o.locked_at = {claimed_at}
+             WHERE o.sequence = ANY($1) AND o.locked_by = {lease} AND o.locked_at = {claimed_at} {only}
             RETURNING o.*
         )",
         outbox = name.outbox(),

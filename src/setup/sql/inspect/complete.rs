@@ -19,8 +19,8 @@ use crate::sql::functions::to_regclass;
 use crate::sql::looking::looking;
 use crate::sql::statement::statement;
 use crate::sql::table::{
-    attempt, audit, dead, endpoint, lease, ledger, lock, messages, outbox, part, pause,
-    registration, request, topic,
+    attempt, audit, dead, endpoint, feed, feed_event, feed_part, feed_reader, lease, ledger, lock,
+    messages, outbox, part, pause, registration, request, topic,
 };
 
 /// The tables of an outbox and the view, by suffix, with the columns that this version uses.
@@ -39,6 +39,10 @@ pub(crate) const TABLES_AND_VIEW: &[(&str, &[(&str, &str)])] = &[
     ("_request", request::COLUMNS),
     ("_endpoint", endpoint::COLUMNS),
     ("_registration", registration::COLUMNS),
+    ("_feed", feed::COLUMNS),
+    ("_feed_part", feed_part::COLUMNS),
+    ("_feed_event", feed_event::COLUMNS),
+    ("_feed_reader", feed_reader::COLUMNS),
     ("_messages", messages::COLUMNS),
 ];
 
@@ -48,6 +52,17 @@ const OF_ENDPOINTS: [&str; 2] = ["_endpoint", "_registration"];
 /// Whether this table is one of those of endpoints.
 pub(crate) fn is_of_endpoints(suffix: &str) -> bool {
     OF_ENDPOINTS.contains(&suffix)
+}
+
+/// Whether this table is one of those of feeds: an outbox may lack all of them.
+pub(crate) fn is_of_feeds(suffix: &str) -> bool {
+    suffix.starts_with("_feed")
+}
+
+/// Whether the outbox has the tables of feeds, or some of them.
+pub(crate) fn has_feeds(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<bool> {
+    let is_there = |table: String| to_regclass(table).is_not_null();
+    select(is_there(name.feed()).or(is_there(name.feed_event()))).get_result(conn)
 }
 
 /// Whether this outbox may do without the table.
@@ -74,7 +89,16 @@ fn damaged(name: &OutboxName, suffix: &str) -> String {
     }
     if matches!(
         suffix,
-        "_part" | "_ledger" | "_attempt" | "_topic" | "_audit" | "_endpoint"
+        "_part"
+            | "_ledger"
+            | "_attempt"
+            | "_topic"
+            | "_audit"
+            | "_endpoint"
+            | "_feed"
+            | "_feed_part"
+            | "_feed_event"
+            | "_feed_reader"
     ) {
         return format!(
             "the outbox {name} is damaged: the table {part} is missing. Restore it from a backup, or create an empty one with the statements that `diesel-outbox migrate --print` shows"
@@ -116,6 +140,9 @@ pub(crate) const OF_OWNER: [&str; 2] = [
     "_rotate(interval)",
     "_blank(timestamptz, timestamptz, integer)",
 ];
+
+/// The one of feeds: it empties old parts of their events.
+pub(crate) const ROTATES_FEEDS: &str = "_feed_rotate(interval, bigint)";
 
 /// A function of an outbox, by its suffix and types.
 pub(crate) fn function(name: &OutboxName, suffixed: &str) -> String {
@@ -268,8 +295,9 @@ fn compare(
         let wrong = "the database has the encoding SQL_ASCII, which accepts any bytes as text: UTF8 is required";
         return Err(DatabaseError::Schema(wrong.to_owned()));
     }
+    let has_feeds = has_feeds(conn, name)?;
     for (suffix, columns) in TABLES_AND_VIEW {
-        if may_lack(name, suffix) {
+        if may_lack(name, suffix) || (is_of_feeds(suffix) && !has_feeds) {
             continue;
         }
         let table = name.suffixed(suffix);

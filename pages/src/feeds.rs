@@ -1,0 +1,243 @@
+//! Feeds: `GET api/v1/feeds/{name}/events`, for consumers that read events instead of being posted to.
+
+mod waiters;
+
+use std::time::{Duration, Instant, SystemTime};
+
+use diesel_outbox::feed::Cursor;
+use diesel_outbox::program::{self, After, Discontinued, FeedPage, FeedRow, Feeds};
+use http::header::{ALLOW, HeaderName, LINK, RETRY_AFTER};
+use http::{Method, StatusCode};
+use serde_json::json;
+
+pub(crate) use self::waiters::Waiters;
+use crate::Site;
+use crate::api::{Problem, decoded};
+use crate::request::Request;
+use crate::response::Response;
+
+/// Events of a page, if the request does not say how many, and the most.
+const USUAL: u32 = 500;
+const MOST: u32 = 1_000;
+/// The longest wait for new events.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// The cursor of the next request.
+const NEXT: HeaderName = HeaderName::from_static("outbox-feed-next");
+/// What the query takes.
+const PARAMETERS: [&str; 3] = ["after", "limit", "wait"];
+
+/// The name of the feed, if the path is that of its events.
+pub(crate) fn name(path: &str) -> Option<String> {
+    let name = path.strip_prefix("/feeds/")?.strip_suffix("/events")?;
+    (!name.is_empty() && !name.contains('/')).then(|| decoded(name))
+}
+
+/// What was asked.
+#[derive(Debug, Clone, Copy)]
+struct Query {
+    after: After,
+    limit: u32,
+    wait: Duration,
+}
+
+/// A reader who waits for events behind a position.
+#[derive(Debug, Clone)]
+pub(crate) struct Waiting {
+    pub(crate) feed: String,
+    pub(crate) position: i64,
+    pub(crate) until: Instant,
+}
+
+/// An answer, or what to wait for before the same request is answered.
+pub(crate) enum Answer {
+    Now(Response),
+    Later(Waiting),
+}
+
+/// Who reads.
+enum Reader {
+    /// With a token of the feed.
+    Token(String),
+    /// Somebody who may see what is in the outbox.
+    Known,
+}
+
+/// The answer to a request for events. `may_wait`: events that are not there yet may be waited for.
+pub(crate) fn answer(site: &Site, request: &Request, name: &str, may_wait: bool) -> Answer {
+    match read(site, request, name, may_wait) {
+        Ok(answer) => answer,
+        Err(refused) => Answer::Now(refused),
+    }
+}
+
+fn read(site: &Site, request: &Request, name: &str, may_wait: bool) -> Result<Answer, Response> {
+    if !matches!(request.method, Method::GET | Method::HEAD) {
+        let refused = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD");
+        return Err(Response::from(refused).with_header(ALLOW, "GET, HEAD"));
+    }
+    let query = query(request).map_err(Response::from)?;
+    let (reader, feed) = admitted(site, request, name)?;
+    let feeds = Feeds::of(&site.config.table);
+    let found = site.feeds.run(|conn, _| {
+        let page = feeds.page(conn, &feed, query.after, query.limit)?;
+        // Whoever asks for what follows a cursor has all before it.
+        if let (Reader::Token(token), After::Cursor(cursor), Ok(_)) = (&reader, query.after, &page)
+        {
+            feeds.note(conn, &feed.name, token, cursor.position())?;
+        }
+        Ok(page)
+    });
+    let page = match found.map_err(away)? {
+        Ok(page) => page,
+        Err(why) => return Err(discontinued(why)),
+    };
+    if page.events.is_empty() && may_wait && !query.wait.is_zero() {
+        return Ok(Answer::Later(Waiting {
+            feed: feed.name,
+            position: page.next.position(),
+            until: Instant::now() + query.wait,
+        }));
+    }
+    Ok(Answer::Now(batch(site, &page, query)))
+}
+
+/// Too many wait.
+pub(crate) fn too_many() -> Response {
+    let why = "too many readers wait for events: ask again later, or without wait";
+    let refused = Response::from(Problem::new(StatusCode::TOO_MANY_REQUESTS, why));
+    refused.with_header(RETRY_AFTER, "5")
+}
+
+fn batch(site: &Site, page: &FeedPage, query: Query) -> Response {
+    let next = page.next.to_string();
+    let Query { limit, wait, .. } = query;
+    let wait = humantime::format_duration(wait)
+        .to_string()
+        .replace(' ', "%20");
+    let link = format!("<?after={next}&limit={limit}&wait={wait}>; rel=\"next\"");
+    Response::events(program::as_batch(&site.config, page))
+        .with_header(NEXT, &next)
+        .with_header(LINK, &link)
+}
+
+fn discontinued(why: Discontinued) -> Response {
+    let (status, kind, title, detail, (member, position)) = match why {
+        Discontinued::Expired { first_position } => (
+            StatusCode::GONE,
+            "position-expired",
+            "The position is too old",
+            "events behind the cursor were removed: continue with after=begin, which skips them",
+            ("first_position", first_position),
+        ),
+        Discontinued::Changed { last_position } => (
+            StatusCode::CONFLICT,
+            "feed-changed",
+            "The feed has other events now",
+            "the feed has another event at the position of the cursor, or none: its database was restored. Continue with \
+             after=TIME, before the last event that you have, and skip ids that you know",
+            ("last_position", last_position),
+        ),
+    };
+    let problem = json!({
+        "type": kind, "title": title, "status": status.as_u16(), "detail": detail, member: position,
+    });
+    Response::json(status, problem.to_string().into_bytes())
+}
+
+fn away(error: anyhow::Error) -> Response {
+    log::warn!(event = "pages_failed", error:% = format!("{error:#}"); "a feed could not be read: {error:#}");
+    let why = "the database does not answer: send the same request again";
+    Response::from(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why)).with_header(RETRY_AFTER, "5")
+}
+
+/// The feed, if the request may read it. Whoever may not does not learn whether it is there.
+fn admitted(site: &Site, request: &Request, name: &str) -> Result<(Reader, FeedRow), Response> {
+    let refused = || {
+        let why =
+            "send Authorization: Bearer with a token of this feed (`diesel-outbox feed token`)";
+        Response::from(Problem::new(StatusCode::UNAUTHORIZED, why))
+    };
+    let feeds = Feeds::of(&site.config.table);
+    let find = || {
+        site.feeds
+            .run(|conn, _| feeds.get(conn, name))
+            .map_err(away)
+    };
+    if let Some(identity) = &request.visitor.identity {
+        if !identity.rights.payloads {
+            let why = "you may not see content";
+            return Err(Problem::new(StatusCode::FORBIDDEN, why).into());
+        }
+        let is_own = |feed: &FeedRow| {
+            identity
+                .tenant
+                .is_none_or(|tenant| feed.tenant_id == Some(tenant))
+        };
+        let feed = find()?.filter(is_own);
+        return feed
+            .map(|feed| (Reader::Known, feed))
+            .ok_or_else(|| Problem::missing().into());
+    }
+    let Some(token) = request.bearer() else {
+        return Err(refused());
+    };
+    let found = site
+        .feeds
+        .run(|conn, _| match feeds.is_valid(conn, name, token)? {
+            true => feeds.get(conn, name),
+            false => Ok(None),
+        });
+    if let Some(feed) = found.map_err(away)? {
+        return Ok((Reader::Token(token.to_owned()), feed));
+    }
+    if site.access.admin.token.is_none() {
+        return Err(refused());
+    }
+    // The operators' token, or a wrong one.
+    site.access.bearer(request).map_err(Problem::of)?;
+    if !site.access.admin.payloads {
+        let why = "OUTBOX_ADMIN_PAYLOADS=true lets operators see content; a token of the feed is never refused for it";
+        return Err(Problem::new(StatusCode::FORBIDDEN, why).into());
+    }
+    let feed = find()?;
+    feed.map(|feed| (Reader::Known, feed)).ok_or_else(refused)
+}
+
+fn query(request: &Request) -> Result<Query, Problem> {
+    let wrong =
+        |name: &'static str, why: String| Problem::new(StatusCode::BAD_REQUEST, why).of_field(name);
+    if let Some(unknown) = (request.query.names()).find(|name| !PARAMETERS.contains(name)) {
+        let why = format!("there is no parameter {unknown:?}: after, limit and wait");
+        return Err(Problem::new(StatusCode::BAD_REQUEST, why));
+    }
+    let given = |name: &'static str| {
+        let mut all = request.query.all(name);
+        match (all.next(), all.next()) {
+            (Some(_), Some(_)) => Err(wrong(name, "is given twice".to_owned())),
+            (Some(""), None) => Err(wrong(name, "is empty".to_owned())),
+            (one, _) => Ok(one.map(str::trim)),
+        }
+    };
+    let after = match given("after")? {
+        None | Some("begin") => After::Begin,
+        Some("end") => After::End,
+        Some(text) => match (text.parse::<Cursor>(), humantime::parse_rfc3339_weak(text)) {
+            (Ok(cursor), _) => After::Cursor(cursor),
+            (_, Ok(time)) if time >= SystemTime::UNIX_EPOCH => After::Time(time),
+            _ => {
+                let why = "is begin, end, a time (RFC 3339), or what outbox-feed-next has said";
+                return Err(wrong("after", why.to_owned()));
+            }
+        },
+    };
+    let limit = given("limit")?.map_or(Ok(USUAL), str::parse);
+    let limit = limit.ok().filter(|limit| (1..=MOST).contains(limit));
+    let limit =
+        limit.ok_or_else(|| wrong("limit", format!("must be a number from 1 to {MOST}")))?;
+    let wait = given("wait")?.map_or(Ok(Duration::ZERO), |text| {
+        program::parse_duration("wait", text)
+    });
+    let wait = wait.ok().filter(|wait| *wait <= LONGEST_WAIT);
+    let wait = wait.ok_or_else(|| wrong("wait", "must be 0s to 60s, such as 20s".to_owned()))?;
+    Ok(Query { after, limit, wait })
+}

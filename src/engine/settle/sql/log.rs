@@ -1,0 +1,33 @@
+//! What a settle needs to know of feeds: destinations that are read instead of sent to. Their tables are not the engine's.
+
+use std::fmt::Debug;
+
+use diesel::PgConnection;
+use diesel::result::QueryResult;
+
+use super::settle::Delivered;
+use crate::name::OutboxName;
+
+/// Writes events of feeds, as parts of the settle's statement.
+pub(crate) trait Log: Debug + Send + Sync {
+    /// A query that locks the feeds that `outcome` names as destinations, in one order for all settles, and gives the
+    /// `name` and the `registration` of each.
+    fn locks(&self, name: &OutboxName) -> String;
+
+    /// An INSERT of an event for each row of `gone` and its `outcome`, behind the last one of a feed that is `held`.
+    fn stores(&self, name: &OutboxName) -> String;
+
+    /// Makes what a settle of these messages lacks. `true`: it may be repeated.
+    ///
+    /// # Errors
+    /// A refusal of the database: the feed belongs to another registration.
+    fn mend(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        left: &[Delivered],
+    ) -> QueryResult<bool>;
+}
+
+/// The log, if the library is built with feeds.
+pub(crate) type OwnLog = Option<&'static dyn Log>;

@@ -1,0 +1,18 @@
+//! Feeds: destinations that are read instead of sent to.
+//!
+//! A feed is an endpoint without a URL ([`Endpoint::feed`](crate::endpoints::Endpoint::feed)), or a destination of the
+//! settings with `feed = true`. Its messages become events, at positions without gaps and in the order of commits. A
+//! consumer reads them over HTTP from a [`Cursor`], as often as it likes, and keeps the cursor itself: for consumers
+//! without a public address, to catch up after an outage, and to check that nothing is missing. See the chapter
+//! [feeds](https://github.com/diesel-outbox/diesel-outbox/blob/main/docs/feeds.md) of the guide.
+
+mod cursor;
+#[cfg(feature = "http")]
+mod document;
+pub(crate) mod feeds;
+mod keeping;
+pub(crate) mod page;
+pub(crate) mod sql;
+
+pub use self::cursor::{BadCursor, Cursor};
+pub(crate) use self::keeping::chore;

@@ -1,0 +1,255 @@
+//! A page of a feed: whether what was read continues a cursor. Decided from values, so that the simulation decides the
+//! same.
+
+use std::time::SystemTime;
+
+use diesel::PgConnection;
+use diesel::result::QueryResult;
+use uuid::Uuid;
+
+use super::cursor::Cursor;
+use super::sql::read::{self, FeedRow};
+use crate::name::OutboxName;
+
+/// An event of a feed.
+#[derive(Debug, Clone)]
+pub struct FeedEvent {
+    /// Its position: 1 more than that of the event before it.
+    pub position: i64,
+    /// The id of the message.
+    pub message_id: Uuid,
+    /// The position of the message in the outbox.
+    pub sequence: i64,
+    /// The topic.
+    pub topic: String,
+    /// The payload as JSON, byte for byte. `None`: it was expunged.
+    pub payload: Option<String>,
+    /// The headers as a JSON object.
+    pub headers: Option<String>,
+    /// The ordering key.
+    pub ordering_key: Option<String>,
+    /// The tenant of the message.
+    pub tenant_id: Option<Uuid>,
+    /// When the message was enqueued.
+    pub created_at: SystemTime,
+    /// When the event occurred, if the application has said so.
+    pub occurred_at: Option<SystemTime>,
+}
+
+/// Where a page begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum After {
+    /// Before the first event that is kept.
+    Begin,
+    /// Behind the last event.
+    End,
+    /// Behind the event of this cursor.
+    Cursor(Cursor),
+    /// Before the first event that was stored at this time or later.
+    Time(SystemTime),
+}
+
+/// Events that follow each other, and the cursor behind them.
+#[derive(Debug, Clone)]
+pub struct FeedPage {
+    /// The events, in order.
+    pub events: Vec<FeedEvent>,
+    /// Of the last event here; without events, of the last one that there is.
+    pub next: Cursor,
+}
+
+/// Why a cursor cannot be continued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Discontinued {
+    /// Events behind it were removed.
+    Expired {
+        /// The position of the first event that is kept.
+        first_position: i64,
+    },
+    /// The feed has another event at its position, or none: the database was restored, or the feed begun anew.
+    Changed {
+        /// The position of the last event.
+        last_position: i64,
+    },
+}
+
+/// What continues a cursor, among what was read.
+pub(crate) enum Continued {
+    /// The events from this index on.
+    From(usize),
+    /// The events were emptied while they were read: to be read again.
+    Torn,
+    Not(Discontinued),
+}
+
+/// Whether `events`, read from the position of the cursor on, continue it. `base`: the cursor of the last emptied event,
+/// which was read before; `last`: the position of the last event, read after.
+pub(crate) fn continues(
+    cursor: Cursor,
+    base: Cursor,
+    events: &[(i64, Uuid)],
+    last: i64,
+) -> Continued {
+    let follow = |from: i64, events: &[(i64, Uuid)]| {
+        let expected = from + 1..;
+        events
+            .iter()
+            .zip(expected)
+            .all(|((at, _), position)| *at == position)
+    };
+    let changed = Continued::Not(Discontinued::Changed {
+        last_position: last,
+    });
+    if cursor.position() < base.position() {
+        return Continued::Not(Discontinued::Expired {
+            first_position: base.position() + 1,
+        });
+    }
+    if cursor.position() == base.position() {
+        let behind = events.partition_point(|(at, _)| *at <= base.position());
+        return match follow(base.position(), &events[behind..]) {
+            _ if cursor.id() != base.id() => changed,
+            true => Continued::From(behind),
+            false => Continued::Torn,
+        };
+    }
+    match events.first() {
+        Some((at, id)) if *at == cursor.position() => match follow(*at, &events[1..]) {
+            _ if Some(*id) != cursor.id() => changed,
+            true => Continued::From(1),
+            false => Continued::Torn,
+        },
+        Some(_) => Continued::Torn,
+        None if last >= cursor.position() => Continued::Torn,
+        None => changed,
+    }
+}
+
+/// A page that is emptied each time while it is read is an error after this many tries.
+const TRIES: usize = 5;
+
+/// Reads at most `limit` events of a feed.
+///
+/// # Errors
+/// If the database fails.
+pub(crate) fn page(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    feed: &FeedRow,
+    after: After,
+    limit: i64,
+) -> QueryResult<Result<FeedPage, Discontinued>> {
+    let mut feed = feed.clone();
+    for _ in 0..TRIES {
+        let base = feed.base();
+        let cursor = match after {
+            After::Begin => base,
+            After::Cursor(cursor) => cursor,
+            After::End => {
+                let next = read::last(conn, name, &feed)?;
+                return Ok(Ok(FeedPage {
+                    events: Vec::new(),
+                    next,
+                }));
+            }
+            After::Time(time) => read::before(conn, name, &feed, time)?,
+        };
+        let mut events = read::events(conn, name, &feed, cursor.position(), limit + 1)?;
+        let ids = events.iter().map(|one| (one.position, one.message_id));
+        let ids: Vec<(i64, Uuid)> = ids.collect();
+        let last = match ids.last() {
+            Some((position, _)) => *position,
+            None => read::last(conn, name, &feed)?.position(),
+        };
+        match continues(cursor, base, &ids, last) {
+            Continued::From(at) => {
+                let mut events = events.split_off(at);
+                events.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+                let next = events
+                    .last()
+                    .map(|one| Cursor::new(one.position, Some(one.message_id)));
+                let next = next.unwrap_or(cursor);
+                return Ok(Ok(FeedPage { events, next }));
+            }
+            Continued::Not(Discontinued::Changed { .. }) => {
+                let last_position = read::last(conn, name, &feed)?.position();
+                return Ok(Err(Discontinued::Changed { last_position }));
+            }
+            Continued::Not(why) => return Ok(Err(why)),
+            Continued::Torn => {}
+        }
+        // What was emptied meanwhile is below the new base.
+        match read::feed(conn, name, &feed.name)? {
+            Some(now) if now.registration == feed.registration => feed = now,
+            _ => break,
+        }
+    }
+    let why = "the events of the feed are emptied faster than they are read, or its positions have a hole";
+    Err(diesel::result::Error::QueryBuilderError(why.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(number: i64) -> Uuid {
+        Uuid::from_u128(u128::try_from(number).expect("a number"))
+    }
+
+    fn cursor(position: i64) -> Cursor {
+        Cursor::new(position, (position > 0).then(|| id(position)))
+    }
+
+    fn events(positions: std::ops::RangeInclusive<i64>) -> Vec<(i64, Uuid)> {
+        positions.map(|at| (at, id(at))).collect()
+    }
+
+    fn is_from(at: usize, found: &Continued) -> bool {
+        matches!(found, Continued::From(from) if *from == at)
+    }
+
+    /// R73
+    #[test]
+    fn a_page_continues_its_cursor_or_says_why_not() {
+        assert!(is_from(0, &continues(cursor(0), cursor(0), &[], 0)));
+        assert!(is_from(
+            0,
+            &continues(cursor(0), cursor(0), &events(1..=3), 3)
+        ));
+        assert!(is_from(
+            1,
+            &continues(cursor(2), cursor(0), &events(2..=5), 5)
+        ));
+        // A reader that is caught up with a feed whose events were all emptied.
+        assert!(is_from(0, &continues(cursor(7), cursor(7), &[], 7)));
+        assert!(is_from(
+            0,
+            &continues(cursor(7), cursor(7), &events(8..=9), 9)
+        ));
+
+        let expired = continues(cursor(3), cursor(7), &events(8..=9), 9);
+        let first_position = 8;
+        assert!(
+            matches!(expired, Continued::Not(Discontinued::Expired { first_position: found }) if found == first_position)
+        );
+
+        // Restored: another event at the position, at the base, or the position is ahead.
+        let other = Cursor::new(2, Some(id(99)));
+        let is_changed = |found| {
+            matches!(
+                found,
+                Continued::Not(Discontinued::Changed { last_position: 5 })
+            )
+        };
+        assert!(is_changed(continues(other, cursor(0), &events(2..=5), 5)));
+        assert!(is_changed(continues(other, cursor(2), &events(3..=5), 5)));
+        assert!(is_changed(continues(cursor(9), cursor(0), &[], 5)));
+
+        // Emptied while it was read.
+        let is_torn = |found| matches!(found, Continued::Torn);
+        assert!(is_torn(continues(cursor(2), cursor(0), &events(4..=5), 5)));
+        assert!(is_torn(continues(cursor(0), cursor(0), &events(4..=5), 5)));
+        let hole = [events(2..=3), events(5..=5)].concat();
+        assert!(is_torn(continues(cursor(2), cursor(0), &hole, 5)));
+    }
+}

@@ -1,0 +1,227 @@
+//! Reads feeds.
+
+use std::time::SystemTime;
+
+use diesel::pg::data_types::PgTimestamp;
+use diesel::result::QueryResult;
+use diesel::sql_types::{Array, BigInt, Nullable, Text, Timestamptz, Uuid as SqlUuid};
+use diesel::{
+    ExpressionMethods, OptionalExtension, PgConnection, QueryDsl, Queryable, RunQueryDsl,
+};
+use uuid::Uuid;
+
+use crate::feed::cursor::Cursor;
+use crate::feed::page::FeedEvent;
+use crate::name::OutboxName;
+use crate::schema::values::{from_micros, system_time};
+use crate::sql::statement::statement;
+use crate::sql::table::feed_event;
+
+/// The most bytes of the payloads and headers of a page, unless a single event has more.
+const PAGE_BYTES: i64 = 4 << 20;
+
+/// A feed that can be read: one of the settings, or of an endpoint that is there.
+#[derive(Debug, Clone)]
+pub struct FeedRow {
+    /// The name.
+    pub name: String,
+    /// The registration of the endpoint. `None`: a destination of the settings.
+    pub registration: Option<Uuid>,
+    /// The tenant of the endpoint.
+    pub tenant_id: Option<Uuid>,
+    base: i64,
+    base_id: Option<Uuid>,
+}
+
+impl FeedRow {
+    /// The cursor of the last emptied event.
+    pub(crate) fn base(&self) -> Cursor {
+        Cursor::new(self.base, self.base_id)
+    }
+}
+
+type FeedSql = (
+    Text,
+    Nullable<SqlUuid>,
+    Nullable<SqlUuid>,
+    BigInt,
+    Nullable<SqlUuid>,
+);
+type FeedValues = (String, Option<Uuid>, Option<Uuid>, i64, Option<Uuid>);
+
+fn feed_row((name, registration, tenant_id, base, base_id): FeedValues) -> FeedRow {
+    FeedRow {
+        name,
+        registration,
+        tenant_id,
+        base,
+        base_id,
+    }
+}
+
+/// The feed of this name, if it can be read.
+pub(crate) fn feed(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    feed: &str,
+) -> QueryResult<Option<FeedRow>> {
+    Ok(feeds(conn, name, Some(feed))?.pop())
+}
+
+/// All feeds that can be read, or the one of this name.
+///
+/// Text: an outer join of tables that have names of their own.
+pub(crate) fn feeds(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    only: Option<&str>,
+) -> QueryResult<Vec<FeedRow>> {
+    let endpoints = crate::sql::absent::all_endpoints_text(name);
+    let rows: Vec<FeedValues> = statement(format!(
+        "SELECT f.name, f.registration, d.tenant_id, f.base, f.base_id
+           FROM {feed} f LEFT JOIN {endpoints} d ON d.name = f.name AND d.id = f.registration AND d.kind = 'feed'
+          WHERE (f.registration IS NULL OR d.id IS NOT NULL) AND ($1 IS NULL OR f.name = $1) ORDER BY f.name",
+        feed = name.feed(),
+    ))
+    .bind::<Nullable<Text>, _>(only)
+    .giving::<FeedSql>()
+    .load(conn)?;
+    Ok(rows.into_iter().map(feed_row).collect())
+}
+
+/// The cursor of the last event, or of the last emptied one.
+pub(crate) fn last(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    feed: &FeedRow,
+) -> QueryResult<Cursor> {
+    let last: Option<(i64, Uuid)> = feed_event::table(name.feed_event())
+        .filter(feed_event::feed.eq(&feed.name))
+        .filter(feed_event::position.gt(feed.base))
+        .order(feed_event::position.desc())
+        .select((feed_event::position, feed_event::message_id))
+        .first(conn)
+        .optional()?;
+    Ok(last.map_or(feed.base(), |(position, id)| {
+        Cursor::new(position, Some(id))
+    }))
+}
+
+/// The cursor before the first event that was stored at this time or later. Times ascend with positions, so a binary search
+/// finds it.
+pub(crate) fn before(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    feed: &FeedRow,
+    time: SystemTime,
+) -> QueryResult<Cursor> {
+    let since_1970 = time.duration_since(SystemTime::UNIX_EPOCH);
+    let micros = since_1970.map_or(0, |since| {
+        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+    });
+    let time = from_micros(micros);
+    let mut found = feed.base();
+    let (mut low, mut high) = (feed.base, last(conn, name, feed)?.position());
+    while low < high {
+        let middle = low + (high - low + 1) / 2;
+        let at: Option<(PgTimestamp, Uuid)> = feed_event::table(name.feed_event())
+            .filter(feed_event::feed.eq(&feed.name))
+            .filter(feed_event::position.eq(middle))
+            .select((feed_event::stored_at, feed_event::message_id))
+            .first(conn)
+            .optional()?;
+        match at {
+            Some((stored_at, id)) if stored_at.0 < time.0 => {
+                (low, found) = (middle, Cursor::new(middle, Some(id)));
+            }
+            Some(_) => high = middle - 1,
+            // Emptied meanwhile: the page that begins here is read again.
+            None => return Ok(found),
+        }
+    }
+    Ok(found)
+}
+
+#[derive(Queryable)]
+struct EventRow {
+    position: i64,
+    message_id: Uuid,
+    sequence: i64,
+    topic: String,
+    payload: Option<String>,
+    headers: Option<String>,
+    ordering_key: Option<String>,
+    tenant_id: Option<Uuid>,
+    created_at: PgTimestamp,
+    occurred_at: Option<PgTimestamp>,
+}
+
+/// The events from this position on, at most so many, and so many as fill a page.
+///
+/// Text: a sum over the rows before.
+pub(crate) fn events(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    feed: &FeedRow,
+    from: i64,
+    most: i64,
+) -> QueryResult<Vec<FeedEvent>> {
+    let rows: Vec<EventRow> = statement(format!(
+        "SELECT position, message_id, sequence, topic, payload::text, headers::text, ordering_key, tenant_id, created_at,
+                occurred_at
+           FROM (SELECT *, sum(bytes) OVER (ORDER BY position) - bytes AS before
+                   FROM (SELECT *, coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) AS bytes
+                           FROM {event} WHERE feed = $1 AND position >= $2 ORDER BY position LIMIT $3) e) e
+          WHERE before < $4 ORDER BY position",
+        event = name.feed_event(),
+    ))
+    .bind::<Text, _>(&feed.name)
+    .bind::<BigInt, _>(from)
+    .bind::<BigInt, _>(most)
+    .bind::<BigInt, _>(PAGE_BYTES)
+    .giving::<(
+        BigInt,
+        SqlUuid,
+        BigInt,
+        Text,
+        Nullable<Text>,
+        Nullable<Text>,
+        Nullable<Text>,
+        Nullable<SqlUuid>,
+        Timestamptz,
+        Nullable<Timestamptz>,
+    )>()
+    .load(conn)?;
+    let event = |row: EventRow| FeedEvent {
+        position: row.position,
+        message_id: row.message_id,
+        sequence: row.sequence,
+        topic: row.topic,
+        payload: row.payload,
+        headers: row.headers,
+        ordering_key: row.ordering_key,
+        tenant_id: row.tenant_id,
+        created_at: system_time(row.created_at),
+        occurred_at: row.occurred_at.map(system_time),
+    };
+    Ok(rows.into_iter().map(event).collect())
+}
+
+/// The last position of each of these feeds: one query for all that wait.
+///
+/// Text: a subquery for each element of an array.
+pub(crate) fn last_positions(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    feeds: &[&str],
+) -> QueryResult<Vec<(String, i64)>> {
+    statement(format!(
+        "SELECT f.name, greatest(f.base, (SELECT e.position FROM {event} e WHERE e.feed = f.name ORDER BY e.position DESC LIMIT 1))
+           FROM {feed} f WHERE f.name = ANY($1)",
+        event = name.feed_event(),
+        feed = name.feed(),
+    ))
+    .bind::<Array<Text>, _>(feeds)
+    .giving::<(Text, BigInt)>()
+    .load(conn)
+}

@@ -1,0 +1,104 @@
+//! The events that settles write.
+//!
+//! Text: parts of the settle's statement, and a function of the outbox.
+
+use std::collections::BTreeSet;
+
+use diesel::result::{DatabaseErrorKind, Error, QueryResult};
+use diesel::sql_types::{Array, Nullable, Text, Uuid as SqlUuid};
+use diesel::{PgConnection, RunQueryDsl};
+use uuid::Uuid;
+
+use crate::engine::settle::sql::log::Log;
+use crate::engine::settle::sql::settle::Delivered;
+use crate::name::OutboxName;
+use crate::sql::statement::statement;
+
+/// The feeds of an outbox.
+#[derive(Debug)]
+pub(crate) struct Feeds;
+
+// Why: docs/decisions.md#positions
+impl Log for Feeds {
+    fn locks(&self, name: &OutboxName) -> String {
+        format!(
+            "SELECT f.name, f.registration FROM {feed} f WHERE f.name IN (SELECT destination FROM outcome)
+              ORDER BY f.name FOR NO KEY UPDATE",
+            feed = name.feed()
+        )
+    }
+
+    fn stores(&self, name: &OutboxName) -> String {
+        format!(
+            "INSERT INTO {event} (part, feed, position, message_id, sequence, topic, payload, headers, ordering_key,
+                 tenant_id, created_at, occurred_at)
+             SELECT e.part, o.destination,
+                    e.last + row_number() OVER (PARTITION BY o.destination ORDER BY coalesce(g.split_from, g.sequence), g.sequence),
+                    g.message_id, g.sequence, g.topic, g.payload, g.headers, g.ordering_key, g.tenant_id, g.created_at,
+                    g.occurred_at
+               FROM gone g JOIN outcome o USING (sequence)
+               JOIN (SELECT h.name, e.last, e.part FROM held h, LATERAL {end}(h.name) e) e ON e.name = o.destination",
+            event = name.feed_event(),
+            end = name.feed_end(),
+        )
+    }
+
+    fn mend(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        left: &[Delivered],
+    ) -> QueryResult<bool> {
+        let feeds: BTreeSet<(&str, Option<Uuid>)> = left
+            .iter()
+            .map(|one| (&*one.destination, one.registration))
+            .collect();
+        let (names, registrations): (Vec<&str>, Vec<Option<Uuid>>) = feeds.into_iter().unzip();
+        let made = make(conn, name, &names, &registrations)?;
+        match of_others(conn, name, &names, &registrations)?.first() {
+            None => Ok(made > 0),
+            // As the table would refuse it: the settler sets such messages aside, and people are told.
+            Some(feed) => Err(Error::DatabaseError(
+                DatabaseErrorKind::CheckViolation,
+                Box::new(format!(
+                    "the feed {feed:?} belongs to another registration: its row in {} says which",
+                    name.feed()
+                )),
+            )),
+        }
+    }
+}
+
+/// Those of these feeds whose rows belong to other registrations.
+fn of_others(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    names: &[&str],
+    registrations: &[Option<Uuid>],
+) -> QueryResult<Vec<String>> {
+    statement(format!(
+        "SELECT f.name FROM {feed} f JOIN unnest($1::text[], $2::uuid[]) w(name, registration) ON w.name = f.name
+          WHERE f.registration IS DISTINCT FROM w.registration ORDER BY f.name",
+        feed = name.feed(),
+    ))
+    .bind::<Array<Text>, _>(names)
+    .bind::<Array<Nullable<SqlUuid>>, _>(registrations)
+    .giving::<Text>()
+    .load(conn)
+}
+
+/// Makes the rows of these feeds that have none.
+pub(crate) fn make(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    names: &[&str],
+    registrations: &[Option<Uuid>],
+) -> QueryResult<usize> {
+    statement(format!(
+        "INSERT INTO {feed} (name, registration) SELECT * FROM unnest($1::text[], $2::uuid[]) ON CONFLICT (name) DO NOTHING",
+        feed = name.feed(),
+    ))
+    .bind::<Array<Text>, _>(names)
+    .bind::<Array<Nullable<SqlUuid>>, _>(registrations)
+    .execute(conn)
+}

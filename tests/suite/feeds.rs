@@ -1,0 +1,236 @@
+//! Feeds: destinations that are read (R73).
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use diesel_outbox::endpoints::Endpoint;
+use diesel_outbox::{NewMessage, RelayBuilder};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::page::{Answer, Page};
+use crate::support::{Database, Receiver, end, eventually, finish};
+
+/// The program, which relays and serves the events of feeds.
+fn program(database: &Database) -> Command {
+    let mut command = database.binary(&["run"]);
+    command
+        .env("OUTBOX_ENDPOINT_THREADS", "2")
+        .env("OUTBOX_ENDPOINT_HTTPS_ONLY", "false")
+        .env("OUTBOX_ENDPOINT_PUBLIC_ONLY", "false");
+    command
+}
+
+fn relay(database: &Database) -> RelayBuilder {
+    database
+        .relay()
+        .endpoint_threads(2)
+        .configure(|config| config.endpoint_https_only = false)
+        .configure(|config| config.endpoint_public_only = false)
+}
+
+/// A consumer of a feed over HTTP.
+struct Consumer<'a> {
+    page: &'a Page,
+    feed: &'a str,
+    token: String,
+    after: String,
+}
+
+impl<'a> Consumer<'a> {
+    fn new(page: &'a Page, feed: &'a str, token: &str) -> Self {
+        Self {
+            page,
+            feed,
+            token: token.to_owned(),
+            after: "begin".to_owned(),
+        }
+    }
+
+    fn get(&self, query: &str) -> Answer {
+        let authorization = format!("authorization: Bearer {}", self.token);
+        let path = format!("GET /api/v1/feeds/{}/events?{query}", self.feed);
+        self.page.request(&path, &[&authorization], "")
+    }
+
+    /// The next events.
+    fn read(&mut self, query: &str) -> Vec<Value> {
+        let answer = self.get(&format!("after={}&{query}", self.after));
+        assert_eq!(answer.status, 200, "{answer:?}");
+        assert_eq!(
+            answer.header("content-type"),
+            Some("application/cloudevents-batch+json")
+        );
+        self.after = answer
+            .header("outbox-feed-next")
+            .expect("a cursor")
+            .to_owned();
+        let link = answer.header("link").expect("a link");
+        assert!(link.contains(&self.after) && link.contains("rel=\"next\""), "{link}");
+        serde_json::from_str(&answer.body).expect("JSON")
+    }
+}
+
+fn positions(events: &[Value]) -> Vec<i64> {
+    let position = |event: &Value| event["position"].as_str()?.parse().ok();
+    events.iter().filter_map(position).collect()
+}
+
+fn token(database: &Database, feed: &str) -> String {
+    let made = finish(database.binary(&["feed", "token", feed])).code(0);
+    made.stdout.trim().to_owned()
+}
+
+fn make(database: &Database, feed: &str) {
+    let conn = &mut database.connect();
+    let feed = Endpoint::feed(feed).topics(["order.*"]);
+    database.outbox().endpoints().put(conn, &feed).expect("put");
+}
+
+fn stored(database: &Database, feed: &str) -> i64 {
+    database.number(&format!(
+        "SELECT count(*) FROM {{o}}_feed_event WHERE feed = '{feed}'"
+    ))
+}
+
+/// R73: as the contract for checks has it.
+#[test]
+fn r73_a_customer_reads_a_feed_over_http() {
+    let database = Database::new();
+    let tenant = Uuid::now_v7();
+    let put = ["endpoint", "put", "crm", "--feed", "--topic", "order.*", "--tenant"];
+    let mut put = database.binary(&put);
+    put.arg(tenant.to_string());
+    finish(put).code(0);
+    let token = token(&database, "crm");
+    let page = Page::start(program(&database));
+    let mut reader = Consumer::new(&page, "crm", &token);
+    assert_eq!(reader.read("wait=0s"), Vec::<Value>::new());
+
+    let mine = |n: i32, key: Option<&str>| {
+        let message = NewMessage::new("order.paid", &json!({ "n": n })).expect("JSON");
+        let message = message.tenant_id(tenant).header("ce-subject", "s");
+        database.enqueue_message(match key {
+            Some(key) => message.ordering_key(key),
+            None => message,
+        })
+    };
+    for n in 0..20 {
+        mine(n, (n % 2 == 0).then_some("k"));
+    }
+    database.enqueue("order.paid", json!({ "n": "of another tenant" }));
+    eventually("all events are stored", || stored(&database, "crm") == 20);
+
+    let mut all = Vec::new();
+    while all.len() < 20 {
+        let events = reader.read("limit=7&wait=5s");
+        assert!(!events.is_empty() && events.len() <= 7);
+        all.extend(events);
+    }
+    assert_eq!(positions(&all), (1..=20).collect::<Vec<_>>());
+    let numbers = |keyed: bool| -> Vec<i64> {
+        let of = all.iter().filter(|one| one.get("partitionkey").is_some() == keyed);
+        of.map(|one| one["data"]["n"].as_i64().expect("n")).collect()
+    };
+    assert_eq!(numbers(true), (0..20).step_by(2).collect::<Vec<_>>(), "in order of the key");
+    assert_eq!(numbers(false).len(), 10);
+    assert_eq!((&all[0]["type"], &all[0]["subject"]), (&json!("order.paid"), &json!("s")));
+
+    // Caught up: an empty page with the same cursor, at once.
+    let before = reader.after.clone();
+    assert!(reader.read("").is_empty());
+    assert_eq!(reader.after, before);
+
+    // A long poll ends with the next event.
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        let polled = scope.spawn(|| reader.read("wait=30s"));
+        std::thread::sleep(Duration::from_millis(300));
+        mine(20, None);
+        let events = polled.join().expect("a page");
+        assert_eq!(positions(&events), [21]);
+    });
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+
+    // What was read again is the same.
+    let again: Vec<Value> =
+        serde_json::from_str(&reader.get("after=begin&limit=5").body).expect("JSON");
+    assert_eq!(again, all[..5]);
+
+    for (path, token, status) in [
+        ("crm", "wrong", 401),
+        ("nobody", token.as_str(), 401),
+        ("crm", "", 401),
+    ] {
+        let headers = [format!("authorization: Bearer {token}")];
+        let headers: Vec<&str> = headers.iter().map(String::as_str).filter(|_| !token.is_empty()).collect();
+        let path = format!("GET /api/v1/feeds/{path}/events");
+        let answer = page.request(&path, &headers, "");
+        assert_eq!(answer.status, status, "{path} {token} {answer:?}");
+        assert_eq!(answer.header("content-type"), Some("application/problem+json"));
+    }
+    for query in [
+        "limit=0", "limit=1001", "limit=x", "wait=61s", "wait=5", "after=", "after=soon", "after=1",
+        "before=1", "limit=1&limit=2",
+    ] {
+        assert_eq!(reader.get(query).status, 400, "{query}");
+    }
+    let ahead = format!("after=400.{}", Uuid::now_v7());
+    let changed = reader.get(&ahead);
+    assert_eq!(changed.status, 409, "{changed:?}");
+    let problem: Value = serde_json::from_str(&changed.body).expect("JSON");
+    assert_eq!((&problem["type"], &problem["last_position"]), (&json!("feed-changed"), &json!(21)));
+    let end: Answer = reader.get("after=end");
+    assert_eq!(end.header("outbox-feed-next"), Some(reader.after.as_str()));
+
+    // From a time.
+    let time = database.text(
+        "SELECT to_char(stored_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') FROM {o}_feed_event WHERE feed = 'crm' AND position = 21",
+    );
+    let since: Vec<Value> =
+        serde_json::from_str(&reader.get(&format!("after={}", time.expect("a time"))).body).expect("JSON");
+    assert_eq!(positions(&since), [21]);
+
+    // A new token, and the old one for a while.
+    let second = finish(database.binary(&["feed", "token", "crm", "--keep", "0s"])).code(0);
+    let second = second.stdout.trim().to_owned();
+    assert_eq!(reader.get("").status, 401);
+    reader.token = second;
+    assert_eq!(reader.get("").status, 200);
+    page.process.stop();
+}
+
+/// R73: fan-out to webhooks and feeds, and a feed of the settings.
+#[test]
+fn r73_webhooks_and_feeds_get_the_same_messages() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let conn = &mut database.connect();
+    let endpoints = database.outbox();
+    let endpoints = endpoints.endpoints();
+    endpoints.put(conn, &Endpoint::new("hook", receiver.url())).expect("put");
+    make(&database, "crm");
+    make(&database, "other");
+    let relay = relay(&database).start().expect("a relay");
+    for n in 0..30 {
+        let message = NewMessage::new("order.paid", &json!({ "n": n })).expect("JSON");
+        database.enqueue_message(message.ordering_key(format!("k{}", n % 3)));
+    }
+    receiver.wait_for(30);
+    eventually("both feeds have them", || {
+        stored(&database, "crm") == 30 && stored(&database, "other") == 30
+    });
+    eventually("all are settled", || database.number("SELECT count(*) FROM {o}") == 0);
+    assert_eq!(database.number("SELECT count(*) FROM {o}_ledger WHERE status = 'delivered'"), 90);
+    for feed in ["crm", "other"] {
+        let gaps = format!(
+            "SELECT count(*) FROM (SELECT position - row_number() OVER (ORDER BY position) AS gap FROM {{o}}_feed_event WHERE feed = '{feed}') e WHERE gap <> 0"
+        );
+        assert_eq!(database.number(&gaps), 0);
+        let disorder = format!(
+            "SELECT count(*) FROM (SELECT (payload->>'n')::int < lag((payload->>'n')::int) OVER (PARTITION BY ordering_key ORDER BY position) AS is_wrong FROM {{o}}_feed_event WHERE feed = '{feed}') e WHERE is_wrong"
+        );
+        assert_eq!(database.number(&disorder), 0);
+    }
+    end(&relay);
+}
