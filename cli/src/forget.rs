@@ -82,6 +82,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             "dead_letters": done.dead_letters,
             "attempts": done.attempts,
             "ledger_entries": done.ledger_entries,
+            "feed_events": done.feed_events,
             "endpoints": done.endpoints,
             "left": done.left,
         }))?;
@@ -102,11 +103,12 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
 
 fn sentence(done: &Forgotten) -> String {
     format!(
-        "removed {}, {}, {}, {}; blanked {}",
+        "removed {}, {}, {}, {}; blanked {} and {}",
         output::messages(done.messages),
         output::dead_letters(done.dead_letters),
         output::counted(done.attempts, "attempt", "attempts"),
         output::counted(done.endpoints, "endpoint", "endpoints"),
         output::counted(done.ledger_entries, "ledger entry", "ledger entries"),
+        output::counted(done.feed_events, "event of feeds", "events of feeds"),
     )
 }

@@ -773,6 +773,7 @@ BEGIN
             CONSTRAINT outbox_endpoint_kind_is_webhook_or_feed CHECK (kind IN ('webhook', 'feed')),
             CONSTRAINT outbox_endpoint_url_is_http_or_https CHECK (kind = 'feed' OR url ~* '^https?://.' AND octet_length(url) <= 2048),
             CONSTRAINT outbox_endpoint_url_of_a_feed_is_empty CHECK (kind <> 'feed' OR url = ''),
+            CONSTRAINT outbox_endpoint_secret_of_a_feed_is_absent CHECK (kind <> 'feed' OR secret IS NULL AND auth IS NULL),
             CONSTRAINT outbox_endpoint_topics_are_1_to_100_patterns CHECK (
                 cardinality(topics) >= 1 AND cardinality(topics) <= 100 AND array_position(topics, NULL) IS NULL AND array_position(topics, '') IS NULL
                 AND octet_length(topics::text) <= 32768),

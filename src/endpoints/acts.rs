@@ -364,6 +364,11 @@ impl<'a> Endpoints<'a> {
         change(&mut after)?;
         after.name.clone_from(&before.name);
         after.tenant_id = self.tenant.or(after.tenant_id);
+        if after.kind != before.kind {
+            let key = format!("destinations.{name}.kind");
+            let reason = format!("the endpoint is a {}, and stays one", before.kind);
+            return Err(ConfigError::new(key, reason).into());
+        }
         settle_enabled(&before, &mut after, by)?;
         let mut changed = store::differing(&before, &after);
         if before.is_unread && !after.is_unread {
@@ -645,9 +650,11 @@ impl<'a> Endpoints<'a> {
             self.secret(conn, name)?;
         }
         let sealed = self.sealed(name, &secret.written())?;
-        self.pinned(conn, |conn, outbox| {
+        let rotated = self.pinned(conn, |conn, outbox| {
             store::rotate(conn, outbox, self.which(name), sealed.expose_secret(), keep)
-        })
+        });
+        // A feed has no secret.
+        rotated.map_err(|error| of_value(name, error))
     }
 
     /// Encrypts secrets with the newest of the [given](Self::with_keys) keys, if they are unencrypted or encrypted with
@@ -905,6 +912,7 @@ fn declare(from: &Endpoint, to: &mut Endpoint) -> Result<(), ConfigError> {
     to.is_unread = false;
     let set_by = to.set_by.clone();
     let may_set = |value: &str| set_by.get(value) != Some(&Hand::Operator);
+    to.kind = from.kind;
     to.url.clone_from(&from.url);
     to.topics.clone_from(&from.topics);
     to.tenant_id = from.tenant_id;

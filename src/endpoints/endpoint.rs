@@ -23,6 +23,8 @@ const MOST_CONCURRENCY: usize = 64;
 /// The most bytes of a URL.
 const MOST_URL_BYTES: usize = 2048;
 const MOST_TOPICS: usize = 100;
+/// Why a feed has no URL, and gets no test.
+const NOTHING_IS_SENT: &str = "a feed is read, and nothing is sent to it";
 
 words! {
     "state":
@@ -353,6 +355,10 @@ impl Endpoint {
         secrets: Vec<SigningSecret>,
     ) -> Result<Destination, ConfigError> {
         self.check()?;
+        if self.is_feed() {
+            let key = format!("destinations.{}.kind", self.name);
+            return Err(ConfigError::new(key, NOTHING_IS_SENT));
+        }
         let mut destination = Destination::new(&self.name, &self.url)?;
         destination.secrets = secrets;
         destination.headers = self.headers.clone();
@@ -471,7 +477,7 @@ impl Endpoint {
             ("secret", self.secret.is_none()),
         ];
         match of_sends.iter().find(|(_, is_unset)| !is_unset) {
-            Some((key, _)) => Err((key, "a feed is read, and nothing is sent to it".to_owned())),
+            Some((key, _)) => Err((key, NOTHING_IS_SENT.to_owned())),
             None => Ok(()),
         }
     }

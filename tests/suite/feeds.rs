@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::page::{Answer, Page};
-use crate::support::{Database, Receiver, end, eventually, finish};
+use crate::support::{Database, File, Receiver, end, eventually, finish};
 
 /// The program, which relays and serves the events of feeds.
 fn program(database: &Database) -> Command {
@@ -66,7 +66,10 @@ impl<'a> Consumer<'a> {
             .expect("a cursor")
             .to_owned();
         let link = answer.header("link").expect("a link");
-        assert!(link.contains(&self.after) && link.contains("rel=\"next\""), "{link}");
+        assert!(
+            link.contains(&self.after) && link.contains("rel=\"next\""),
+            "{link}"
+        );
         serde_json::from_str(&answer.body).expect("JSON")
     }
 }
@@ -98,7 +101,9 @@ fn stored(database: &Database, feed: &str) -> i64 {
 fn r73_a_customer_reads_a_feed_over_http() {
     let database = Database::new();
     let tenant = Uuid::now_v7();
-    let put = ["endpoint", "put", "crm", "--feed", "--topic", "order.*", "--tenant"];
+    let put = [
+        "endpoint", "put", "crm", "--feed", "--topic", "order.*", "--tenant",
+    ];
     let mut put = database.binary(&put);
     put.arg(tenant.to_string());
     finish(put).code(0);
@@ -129,12 +134,22 @@ fn r73_a_customer_reads_a_feed_over_http() {
     }
     assert_eq!(positions(&all), (1..=20).collect::<Vec<_>>());
     let numbers = |keyed: bool| -> Vec<i64> {
-        let of = all.iter().filter(|one| one.get("partitionkey").is_some() == keyed);
-        of.map(|one| one["data"]["n"].as_i64().expect("n")).collect()
+        let of = all
+            .iter()
+            .filter(|one| one.get("partitionkey").is_some() == keyed);
+        of.map(|one| one["data"]["n"].as_i64().expect("n"))
+            .collect()
     };
-    assert_eq!(numbers(true), (0..20).step_by(2).collect::<Vec<_>>(), "in order of the key");
+    assert_eq!(
+        numbers(true),
+        (0..20).step_by(2).collect::<Vec<_>>(),
+        "in order of the key"
+    );
     assert_eq!(numbers(false).len(), 10);
-    assert_eq!((&all[0]["type"], &all[0]["subject"]), (&json!("order.paid"), &json!("s")));
+    assert_eq!(
+        (&all[0]["type"], &all[0]["subject"]),
+        (&json!("order.paid"), &json!("s"))
+    );
 
     // Caught up: an empty page with the same cursor, at once.
     let before = reader.after.clone();
@@ -150,7 +165,11 @@ fn r73_a_customer_reads_a_feed_over_http() {
         let events = polled.join().expect("a page");
         assert_eq!(positions(&events), [21]);
     });
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        began.elapsed()
+    );
 
     // What was read again is the same.
     let again: Vec<Value> =
@@ -163,15 +182,30 @@ fn r73_a_customer_reads_a_feed_over_http() {
         ("crm", "", 401),
     ] {
         let headers = [format!("authorization: Bearer {token}")];
-        let headers: Vec<&str> = headers.iter().map(String::as_str).filter(|_| !token.is_empty()).collect();
+        let headers: Vec<&str> = headers
+            .iter()
+            .map(String::as_str)
+            .filter(|_| !token.is_empty())
+            .collect();
         let path = format!("GET /api/v1/feeds/{path}/events");
         let answer = page.request(&path, &headers, "");
         assert_eq!(answer.status, status, "{path} {token} {answer:?}");
-        assert_eq!(answer.header("content-type"), Some("application/problem+json"));
+        assert_eq!(
+            answer.header("content-type"),
+            Some("application/problem+json")
+        );
     }
     for query in [
-        "limit=0", "limit=1001", "limit=x", "wait=61s", "wait=5", "after=", "after=soon", "after=1",
-        "before=1", "limit=1&limit=2",
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "wait=61s",
+        "wait=5",
+        "after=",
+        "after=soon",
+        "after=1",
+        "before=1",
+        "limit=1&limit=2",
     ] {
         assert_eq!(reader.get(query).status, 400, "{query}");
     }
@@ -179,7 +213,10 @@ fn r73_a_customer_reads_a_feed_over_http() {
     let changed = reader.get(&ahead);
     assert_eq!(changed.status, 409, "{changed:?}");
     let problem: Value = serde_json::from_str(&changed.body).expect("JSON");
-    assert_eq!((&problem["type"], &problem["last_position"]), (&json!("feed-changed"), &json!(21)));
+    assert_eq!(
+        (&problem["type"], &problem["last_position"]),
+        (&json!("feed-changed"), &json!(21))
+    );
     let end: Answer = reader.get("after=end");
     assert_eq!(end.header("outbox-feed-next"), Some(reader.after.as_str()));
 
@@ -188,7 +225,8 @@ fn r73_a_customer_reads_a_feed_over_http() {
         "SELECT to_char(stored_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') FROM {o}_feed_event WHERE feed = 'crm' AND position = 21",
     );
     let since: Vec<Value> =
-        serde_json::from_str(&reader.get(&format!("after={}", time.expect("a time"))).body).expect("JSON");
+        serde_json::from_str(&reader.get(&format!("after={}", time.expect("a time"))).body)
+            .expect("JSON");
     assert_eq!(positions(&since), [21]);
 
     // A new token, and the old one for a while.
@@ -208,7 +246,9 @@ fn r73_webhooks_and_feeds_get_the_same_messages() {
     let conn = &mut database.connect();
     let endpoints = database.outbox();
     let endpoints = endpoints.endpoints();
-    endpoints.put(conn, &Endpoint::new("hook", receiver.url())).expect("put");
+    endpoints
+        .put(conn, &Endpoint::new("hook", receiver.url()))
+        .expect("put");
     make(&database, "crm");
     make(&database, "other");
     let relay = relay(&database).start().expect("a relay");
@@ -220,8 +260,13 @@ fn r73_webhooks_and_feeds_get_the_same_messages() {
     eventually("both feeds have them", || {
         stored(&database, "crm") == 30 && stored(&database, "other") == 30
     });
-    eventually("all are settled", || database.number("SELECT count(*) FROM {o}") == 0);
-    assert_eq!(database.number("SELECT count(*) FROM {o}_ledger WHERE status = 'delivered'"), 90);
+    eventually("all are settled", || {
+        database.number("SELECT count(*) FROM {o}") == 0
+    });
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o}_ledger WHERE status = 'delivered'"),
+        90
+    );
     for feed in ["crm", "other"] {
         let gaps = format!(
             "SELECT count(*) FROM (SELECT position - row_number() OVER (ORDER BY position) AS gap FROM {{o}}_feed_event WHERE feed = '{feed}') e WHERE gap <> 0"
@@ -233,4 +278,213 @@ fn r73_webhooks_and_feeds_get_the_same_messages() {
         assert_eq!(database.number(&disorder), 0);
     }
     end(&relay);
+}
+
+/// R73: `feed = true` in the settings, beside a webhook of the same route.
+#[test]
+fn r73_a_destination_of_the_settings_may_be_a_feed() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let settings = format!(
+        "[destinations.audit]\nfeed = true\n[destinations.hook]\nurl = '{}'\n[[routes]]\ntopic = '*'\nto = ['audit', 'hook']\n",
+        receiver.url()
+    );
+    let file = File::new(&settings);
+    let mut command = database.binary(&["run", "--config", file.path()]);
+    command.env("OUTBOX_CONCURRENCY", "2");
+    let page = Page::start(command);
+    // Before the first message.
+    eventually("the feed is there", || {
+        database
+            .number("SELECT count(*) FROM {o}_feed WHERE name = 'audit' AND registration IS NULL")
+            == 1
+    });
+    let token = token(&database, "audit");
+    for n in 0..10 {
+        let message = NewMessage::new("anything", &json!({ "n": n })).expect("JSON");
+        database.enqueue_message(message.ordering_key("k"));
+    }
+    let mut reader = Consumer::new(&page, "audit", &token);
+    let mut all = Vec::new();
+    while all.len() < 10 {
+        all.extend(reader.read("wait=10s"));
+    }
+    assert_eq!(positions(&all), (1..=10).collect::<Vec<_>>());
+    receiver.wait_for(10);
+    page.process.stop();
+    for (more, key) in [
+        ("url = 'http://a'", "destinations.audit.url"),
+        ("mode = 'binary'", "destinations.audit.mode"),
+    ] {
+        let file = File::new(&format!("[destinations.audit]\nfeed = true\n{more}\n"));
+        let refused = finish(database.binary(&["check", "--config", file.path()])).code(2);
+        assert!(refused.stderr.contains(key), "{}", refused.stderr);
+    }
+}
+
+/// R73: the acts on a feed that send to webhooks are refused, and its kind stays.
+#[test]
+fn r73_nothing_is_sent_to_a_feed() {
+    let database = Database::new();
+    make(&database, "crm");
+    for (arguments, why) in [
+        (&["endpoint", "test", "crm"][..], "a feed is read"),
+        (&["endpoint", "rotate", "crm"], "of a feed is absent"),
+        (
+            &["endpoint", "put", "crm", "https://a.example/hooks"],
+            "a feed is read",
+        ),
+        (
+            &["endpoint", "put", "new", "--feed", "--header", "a: b"],
+            "cannot be used with",
+        ),
+        (&["feed", "token", "nobody"], "there is no feed"),
+    ] {
+        let refused = finish(database.binary(arguments));
+        assert_ne!(refused.status.code(), Some(0), "{arguments:?}");
+        assert!(
+            refused.stderr.contains(why),
+            "{arguments:?} {}",
+            refused.stderr
+        );
+    }
+    database.execute("INSERT INTO {o}_endpoint (name, url) VALUES ('hook', 'https://a.example')");
+    for sql in [
+        "UPDATE {o}_endpoint SET kind = 'feed', url = '' WHERE name = 'hook'",
+        "UPDATE {o}_endpoint SET url = 'https://a.example' WHERE name = 'crm'",
+        "UPDATE {o}_endpoint SET secret = 'whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw' WHERE name = 'crm'",
+        "INSERT INTO {o}_endpoint (name) VALUES ('bare')",
+    ] {
+        database.refused(sql);
+    }
+    let hook = finish(database.binary(&["endpoint", "put", "hook", "--feed"]));
+    assert!(
+        hook.stderr.contains("is a webhook, and stays one"),
+        "{}",
+        hook.stderr
+    );
+    let conn = &mut database.connect();
+    let outbox = database.outbox();
+    let error = outbox
+        .endpoints()
+        .put(conn, &Endpoint::feed("hook"))
+        .expect_err("the kind stays");
+    assert!(
+        error.to_string().contains("is a webhook, and stays one"),
+        "{error}"
+    );
+}
+
+/// R73: a paused feed gets what came meanwhile, a disabled one does not; both can be read.
+#[test]
+fn r73_pause_disable_and_removal_mean_what_they_mean_for_webhooks() {
+    let database = Database::new();
+    make(&database, "crm");
+    let relay = relay(&database).start().expect("a relay");
+    let outbox = database.outbox();
+    let (endpoints, conn) = (outbox.endpoints(), &mut database.connect());
+    let enqueue = |n: i32| database.enqueue("order.paid", json!({ "n": n }));
+    enqueue(1);
+    eventually("the first is stored", || stored(&database, "crm") == 1);
+
+    endpoints
+        .pause(conn, "crm", "maintenance", None)
+        .expect("paused");
+    eventually("the relay has read the pause", || {
+        enqueue(2);
+        database.number("SELECT count(*) FROM {o} WHERE locked_by IS NULL AND created_at < now() - interval '1 s'") > 0
+    });
+    let before = stored(&database, "crm");
+    let waiting = database.number("SELECT count(*) FROM {o}");
+    endpoints.resume(conn, "crm").expect("resumed");
+    eventually("all are stored", || {
+        stored(&database, "crm") == before + waiting
+    });
+
+    endpoints.disable(conn, "crm", "a test").expect("disabled");
+    eventually("the relay has read it", || {
+        let sequence = enqueue(3);
+        eventually("it is settled", || {
+            database.number(&format!(
+                "SELECT count(*) FROM {{o}} WHERE sequence = {sequence}"
+            )) == 0
+        });
+        database.number("SELECT count(*) FROM {o}_ledger WHERE status = 'no_subscriber'") > 0
+    });
+
+    // Registered again: another feed, that shows nothing of the first.
+    endpoints.remove(conn, "crm").expect("removed");
+    let last = stored(&database, "crm");
+    make(&database, "crm");
+    eventually("the new one gets messages", || {
+        enqueue(4);
+        stored(&database, "crm") > last
+    });
+    end(&relay);
+    let read = finish(database.binary(&["feed", "read", "crm"])).code(0);
+    let read: Vec<Value> = read
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    assert_eq!(positions(&read)[0], last + 1);
+    assert!(read.iter().all(|event| event["data"]["n"] == 4), "{read:?}");
+}
+
+/// R73, R63: what is forgotten or expunged leaves no gap.
+#[test]
+fn r73_events_are_expunged_and_a_tenant_is_forgotten() {
+    let database = Database::new();
+    let (gone, stays) = (Uuid::now_v7(), Uuid::now_v7());
+    make(&database, "all");
+    let (outbox, conn) = (database.outbox(), &mut database.connect());
+    let own = Endpoint::feed("own").tenant(gone);
+    outbox.endpoints().put(conn, &own).expect("put");
+    let relay = relay(&database).start().expect("a relay");
+    let mut ids = Vec::new();
+    for n in 0..6 {
+        let tenant = if n % 2 == 0 { gone } else { stays };
+        let message = NewMessage::new("order.paid", &json!({ "n": n }))
+            .expect("JSON")
+            .tenant_id(tenant);
+        database.enqueue_message(message);
+    }
+    eventually("all are stored", || {
+        stored(&database, "all") == 6 && stored(&database, "own") == 3
+    });
+    end(&relay);
+    ids.push(database.text(
+        "SELECT message_id::text FROM {o}_feed_event WHERE feed = 'all' AND payload->>'n' = '1'",
+    ));
+    let id = ids.pop().flatten().expect("an id");
+    finish(database.binary(&["message", "expunge", &id, "--yes", "--why", "a test"])).code(0);
+    let forget = ["forget", "--tenant", &gone.to_string(), "--yes"].map(str::to_owned);
+    let forget: Vec<&str> = forget.iter().map(String::as_str).collect();
+    let forgotten = finish(database.binary(&forget)).code(0);
+    assert!(
+        forgotten.stdout.contains("events of feeds"),
+        "{}",
+        forgotten.stdout
+    );
+    assert_eq!(stored(&database, "own"), 0);
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o}_feed WHERE name = 'own'"),
+        0
+    );
+    let read = finish(database.binary(&["feed", "read", "all"])).code(0);
+    let read: Vec<Value> = read
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    assert_eq!(positions(&read), (1..=6).collect::<Vec<_>>());
+    let with_data = read
+        .iter()
+        .filter(|event| event.get("data").is_some())
+        .count();
+    let expunged = read
+        .iter()
+        .filter(|event| event["expunged"] == true)
+        .count();
+    assert_eq!((with_data, expunged), (2, 4), "{read:?}");
 }

@@ -87,6 +87,16 @@ fn of_others(
     .load(conn)
 }
 
+/// Makes the rows of these feeds of the settings.
+pub(crate) fn make_configured(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    feeds: &[String],
+) -> QueryResult<()> {
+    let names: Vec<&str> = feeds.iter().map(String::as_str).collect();
+    make(conn, name, &names, &vec![None; names.len()]).map(drop)
+}
+
 /// Makes the rows of these feeds that have none.
 pub(crate) fn make(
     conn: &mut PgConnection,
