@@ -48,8 +48,8 @@ pub use crate::endpoints::sql::served::RefusedEndpoint;
 pub use crate::endpoints::sql::subscribers::Freed;
 pub use crate::engine::serves::sql::topics::KnownTopic;
 pub use crate::operate::acts::endpoint::{
-    DISABLE, ENABLE, ENDPOINT_ACTS, EndpointAct, EndpointPreview, REMOVE, kept_for, retrying,
-    rotate, send_again, while_disabled,
+    DISABLE, ENABLE, ENDPOINT_ACTS, EndpointAct, EndpointPreview, RECOVER, REMOVE, SENDING_ACTS,
+    Sending, SendingAct, SentMessages, kept_for, rotate, send_again, while_disabled,
 };
 #[cfg(feature = "http")]
 pub use crate::operate::acts::endpoint::{begin_test, begin_verification, refusal};

@@ -15,8 +15,9 @@ use diesel_outbox::{ReasonCode, Status};
 use diesel_outbox_pages::message::{self, APPLICATION, REPLAYED, for_destination};
 use serde_json::{Value, json};
 
-use crate::act::{self, Group, OfGroup};
+use crate::act::{self, Group};
 use crate::connection::connect;
+use crate::listed::Listed;
 use crate::output;
 use crate::settings::SettingFlags;
 
@@ -35,7 +36,7 @@ pub(crate) enum Action {
     List(waiting::List),
     /// Retry or cancel them
     #[command(flatten)]
-    Act(OfGroup<OfMessage>),
+    Act(Listed<OfMessage>),
     /// Change the due time of a waiting message
     Reschedule(waiting::Reschedule),
     /// Settle a message or dead letter by hand: delivered by other means, or not to be sent

@@ -4,11 +4,14 @@ use std::panic::{self, AssertUnwindSafe};
 use std::thread;
 
 use diesel::connection::SimpleConnection;
-use diesel_outbox::program::{ACTS, ENDPOINT_ACTS, EndpointAct, ManyAct};
-use serde_json::json;
+use diesel_outbox::program::{ACTS, ENDPOINT_ACTS, EndpointAct, ManyAct, SENDING_ACTS, SendingAct};
+use diesel_outbox_pages::{Pages, Rights, Visitor};
+use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::page::{Answer, Page};
 use crate::support::{Database, eventually, finish};
+use crate::tenants::config;
 
 const EACH: [(&str, Interface); 3] = [("command", command), ("page", page), ("JSON", program)];
 
@@ -326,6 +329,185 @@ fn each_act_on_an_endpoint_is_the_same_through_each_interface() {
             assert_eq!(after, &first.1, "{} by {interface}", act.name);
         }
     }
+}
+
+const TENANT: Uuid = Uuid::from_u128(7);
+
+/// Carries the act out for the endpoint `acme`, with all that it can send since an hour ago; returns how many messages it sent.
+/// `None`: the interface does not have the act.
+type OfSending = fn(&Database, &SendingAct) -> Option<i64>;
+
+const OF_SENDING: [(&str, OfSending); 4] = [
+    ("command", |database, act| {
+        let which = [
+            "endpoint", act.name, "acme", "--since", "1h", "--yes", "--json",
+        ];
+        let signed = ["--who", "local", "--why", "portal"];
+        let missing = act.missing.map_or(&[] as &[&str], |_| &["--missing"]);
+        let all = [which.as_slice(), &signed, missing].concat();
+        finish(database.binary(&all)).code(0).json()["changed"].as_i64()
+    }),
+    ("page", |database, act| {
+        let page = Page::start(database.binary(&["admin"]));
+        let token = page.get("/endpoints?name=acme").form_token();
+        let missing = act.missing.map_or("", |_| "&missing=yes");
+        let all = format!("form_token={token}&name=acme&since=1h&why=portal{missing}");
+        let path = format!("/endpoint/{}", act.name);
+        let asked = page.post(&path, "", &all);
+        assert!(asked.body.contains(" for acme?"), "{asked:?}");
+        let done = page.post(&path, "", &format!("{all}&sure=yes"));
+        let next = done.header("location").expect("a redirect");
+        next.split_once("count=")
+            .and_then(|(_, count)| count.parse().ok())
+    }),
+    ("JSON", |database, act| {
+        let page = Page::start(database.binary(&["admin"]));
+        let done = page.json(
+            &act.path.replace("{name}", "acme"),
+            &since(act, json!({ "why": "portal" })),
+        );
+        assert_eq!(done["more"], false, "{done}");
+        done["changed"].as_i64()
+    }),
+    ("portal", |database, act| {
+        let config = config(database);
+        let portal = Pages::portal(&config, config.database_url().expect("a database"));
+        let path = format!("/api/v1{}", act.path.replace("{name}", "acme"));
+        let request = http::Request::post(path).header("host", "shop.example");
+        let request = request.header("content-type", "application/json");
+        let body = since(act, json!({})).to_string().into_bytes();
+        let visitor = Visitor::of_tenant(TENANT, "local", Rights::all());
+        let request = request.body(body).expect("a request");
+        let answer = portal.expect("a portal").respond(request, visitor);
+        let done: Value = serde_json::from_slice(answer.body()).expect("JSON");
+        (answer.status() == 200).then(|| done["changed"].as_i64().expect("a number"))
+    }),
+];
+
+/// The body of a request for all that the act can send.
+fn since(act: &SendingAct, mut body: Value) -> Value {
+    body["since"] = json!("1h");
+    if act.missing.is_some() {
+        body["missing"] = json!(true);
+    }
+    body
+}
+
+/// An endpoint with two dead letters, a message that it missed, another without a payload, and one that it retries.
+fn register_with_missed(database: &Database, is_enabled: bool) {
+    database.execute(&format!(
+        "INSERT INTO {{o}}_endpoint (name, url, enabled, tenant_id) VALUES ('acme', 'https://acme.example', {is_enabled}, '{TENANT}')"
+    ));
+    database.execute(&format!(
+        "INSERT INTO {{o}} (topic, destination, payload, idempotency_key, registration, tenant_id, attempts, available_at)
+         SELECT 'order.paid', name, '1', 'retrying', id, '{TENANT}', 1, now() + interval '1 hour' FROM {{o}}_endpoint"
+    ));
+    database.execute(&format!(
+        "INSERT INTO {{o}}_dead (sequence, message_id, topic, destination, registration, tenant_id, payload, idempotency_key,
+                available_at, created_at, attempts, reason, dead_lettered_at)
+         SELECT -n, gen_random_uuid(), 'order.paid', name, id, '{TENANT}', '1', 'dead ' || n, now(), now(), 3, 'REJECTED', now()
+           FROM {{o}}_endpoint, generate_series(1, 2) n"
+    ));
+    database.execute(&format!(
+        "INSERT INTO {{o}}_ledger (part, sequence, message_id, topic, destination, named_destination, tenant_id, idempotency_key,
+                status, attempts, payload, created_at, settled_at, split_from)
+         SELECT 0, 100 + n, gen_random_uuid(), 'order.paid', 'other', 'other', '{TENANT}', 'missed ' || n, 'delivered', 1,
+                CASE n WHEN 1 THEN '1'::json END, now(), now(), 200 + n FROM generate_series(1, 2) n"
+    ));
+}
+
+/// R71: an act that sends an endpoint many messages is the same through each interface.
+#[test]
+fn each_act_that_sends_an_endpoint_many_messages_is_the_same_through_each_interface() {
+    for act in SENDING_ACTS {
+        let mut seen: Vec<(&str, i64, String)> = Vec::new();
+        for (interface, carry_out) in OF_SENDING {
+            let database = Database::new();
+            register_with_missed(&database, true);
+            let Some(changed) = carry_out(&database, act) else {
+                assert_eq!((interface, act.name), ("portal", "backfill"));
+                continue;
+            };
+            assert_eq!(changed, if act.missing.is_some() { 3 } else { 1 });
+            let signed = format!("local endpoint {} acme", act.name);
+            let after = traces(&database);
+            assert!(after.contains(&signed), "{interface}: {after}");
+            seen.push((interface, changed, after));
+        }
+        let (first, rest) = seen.split_first().expect("interfaces");
+        assert!(rest.len() >= 2);
+        for (interface, changed, after) in rest {
+            assert_eq!(
+                (changed, after),
+                (&first.1, &first.2),
+                "{} by {interface}",
+                act.name
+            );
+        }
+    }
+}
+
+/// R71, R67: such an act says before how many messages it sends, what becomes of them, and what it leaves.
+#[test]
+fn each_act_that_sends_an_endpoint_many_messages_says_before_what_it_would_do() {
+    let database = Database::new();
+    register_with_missed(&database, false);
+    let before = traces(&database);
+    let page = Page::start(database.binary(&["admin"]));
+    let token = page.get("/endpoints?name=acme").form_token();
+    for act in SENDING_ACTS {
+        let command = |options: &[&str]| {
+            let all = [&["endpoint", act.name, "acme", "--since", "1h"], options].concat();
+            finish(database.binary(&all))
+        };
+        let missing = act.missing.map_or(&[] as &[&str], |_| &["--missing"]);
+        let dry = command(&[missing, &["--dry-run"]].concat()).code(0).stdout;
+        let path = act.path.replace("{name}", "acme");
+        let found = page.json(&path, &since(act, json!({ "dry_run": true })));
+        let fields = format!("form_token={token}&name=acme&since=1h&missing=yes");
+        let fields = fields.replace("&missing=yes", act.missing.map_or("", |_| "&missing=yes"));
+        let asked = page
+            .post(&format!("/endpoint/{}", act.name), "", &fields)
+            .body;
+        let asked = asked.replace("<code>", "`").replace("</code>", "`");
+        let said = |text: &str| {
+            assert!(dry.contains(text), "{text}: {dry}");
+            assert!(asked.contains(text), "{text}: {asked}");
+        };
+        let count = found["changed"].as_i64().expect("a number");
+        said(&format!("{count} message"));
+        assert_eq!(
+            (&found["retrying"], &found["without_payload"]),
+            (&json!(1), &json!(1))
+        );
+        assert_eq!(found["becomes"], SendingAct::BECOMES);
+        assert_eq!(found["undo"], SendingAct::UNDO);
+        said(SendingAct::BECOMES);
+        said(SendingAct::UNDO);
+        let leaves = found["leaves"].as_array().expect("sentences");
+        assert_eq!(leaves.len(), 3, "{found}");
+        for leaves in leaves {
+            said(leaves.as_str().expect("a sentence"));
+        }
+        let asks = command(&[]).code(1).stderr;
+        assert!(asks.contains("--yes"), "{asks}");
+        command(&["--since", "yesterday"]).code(2);
+        let wrong = page.json(&path, &json!({ "since": "yesterday" }));
+        assert_eq!(
+            (&wrong["status"], &wrong["field"]),
+            (&json!(422), &json!("since"))
+        );
+        let wrong = page.json(&path, &json!({ "since": "1h", "missing": "x" }));
+        assert_eq!(
+            (&wrong["status"], &wrong["field"]),
+            (&json!(422), &json!("missing"))
+        );
+        if act.missing.is_none() {
+            let refused = command(&["--missing", "--yes"]).code(2).stderr;
+            assert!(refused.contains("--missing"), "{refused}");
+        }
+    }
+    assert_eq!(traces(&database), before);
 }
 
 /// R67: a program, too, can ask before what becomes of the messages; an endpoint that is unknown is said.

@@ -23,7 +23,7 @@ use super::endpoints::{
 use super::own::{Many, Own};
 use super::session::{Session, Unopened};
 use super::words::Words;
-use super::{Language, Portal, Refusal, Topic, deliveries, time as parse_time};
+use super::{Language, Portal, Refusal, Topic, deliveries};
 use crate::api::{
     self, Caller, DONE, Done, Json, Listed, Nothing, Problem, Route, Time, document, millis, route,
     time, view,
@@ -391,13 +391,12 @@ fn test_endpoint(call: &Call<'_>, given: Example) -> Found<Tested> {
 }
 
 fn recover_endpoint(call: &Call<'_>, given: Recovery) -> Found<Count> {
-    let since = parse_time(&given.since).map_err(|why| Problem::from(why).of_field("since"))?;
-    let name = call.part("name");
     let many = match given.dry_run {
         true => Many::Count,
         false => Many::Make,
     };
-    let (done, is_cut) = send_missed(own(call), name, since, given.missing, many)?;
+    let what = (given.since.as_str(), given.missing);
+    let (done, is_cut) = send_missed(own(call), call.part("name"), what, many)?;
     Ok(Count::of(&done, is_cut))
 }
 
