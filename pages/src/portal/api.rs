@@ -8,7 +8,7 @@ use diesel_outbox::endpoints::{
     Delivery as Delivered, DeliveryCount, DeliveryDetails, Endpoint as Row, EndpointAnswer,
     EndpointError, FailedAttempt, TestAnswer,
 };
-use diesel_outbox::program::{Cost, REMOVE};
+use diesel_outbox::program::{DISABLE, ENABLE, REMOVE};
 use http::StatusCode;
 use schemars::JsonSchema;
 use secrecy::ExposeSecret;
@@ -18,7 +18,7 @@ use uuid::Uuid;
 use super::deliveries::{find, search, send_again as resend};
 use super::endpoints::{
     self, Written, ask, hold, new_secret, page, register, release, send_example, send_missed,
-    send_waiting, set_enabled, write,
+    send_waiting, write,
 };
 use super::own::{Many, Own};
 use super::session::{Session, Unopened};
@@ -337,7 +337,7 @@ fn remove_endpoint(call: &Call<'_>, _: Nothing) -> Found<Removed> {
     let waiting = match dry_run {
         true => own.preview(&REMOVE, name)?.waiting,
         false => {
-            own.change_state(&REMOVE, name, Cost::Change)?;
+            own.change_state(&REMOVE, name)?;
             None
         }
     };
@@ -348,12 +348,12 @@ fn remove_endpoint(call: &Call<'_>, _: Nothing) -> Found<Removed> {
 }
 
 fn enable_endpoint(call: &Call<'_>, _: Nothing) -> Found<Done> {
-    set_enabled(own(call), call.part("name"), true)?;
+    own(call).change_state(&ENABLE, call.part("name"))?;
     Ok(DONE)
 }
 
 fn disable_endpoint(call: &Call<'_>, _: Nothing) -> Found<Done> {
-    set_enabled(own(call), call.part("name"), false)?;
+    own(call).change_state(&DISABLE, call.part("name"))?;
     Ok(DONE)
 }
 

@@ -798,23 +798,15 @@ fn show_secret(asked: &Asked<'_>, name: &str, secret: &str, hint: &str) -> Respo
     asked.page(StatusCode::OK, words.secret, &content)
 }
 
-pub(super) fn set_enabled(own: Own<'_>, name: &str, enabled: bool) -> Result<(), Refusal> {
-    match enabled {
-        // Relays ask an endpoint that is not verified at once.
-        true => own.change_state(&ENABLE, name, Cost::Request),
-        false => own.change_state(&DISABLE, name, Cost::Change),
-    }
-}
-
 pub(super) fn enable(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let name = asked.get("name");
-    set_enabled(asked.own(), name, true)?;
+    asked.own().change_state(&ENABLE, name)?;
     done(name, "enabled")
 }
 
 pub(super) fn disable(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let name = asked.get("name");
-    set_enabled(asked.own(), name, false)?;
+    asked.own().change_state(&DISABLE, name)?;
     done(name, "disabled")
 }
 
@@ -883,7 +875,7 @@ pub(super) fn remove(asked: &Asked<'_>) -> Result<Response, Refusal> {
     if asked.given("sure").is_none() {
         return ask_to_remove(asked, name);
     }
-    asked.own().change_state(&REMOVE, name, Cost::Change)?;
+    asked.own().change_state(&REMOVE, name)?;
     Ok(Response::see_other(&link("/", &[("done", "removed")])))
 }
 

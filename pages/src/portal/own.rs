@@ -117,12 +117,12 @@ impl<'a> Own<'a> {
     }
 
     /// Enables, disables or removes an endpoint.
-    pub(super) fn change_state(
-        &self,
-        act: &EndpointAct,
-        name: &str,
-        cost: Cost,
-    ) -> Result<(), Refusal> {
+    pub(super) fn change_state(&self, act: &EndpointAct, name: &str) -> Result<(), Refusal> {
+        let cost = match act.act {
+            // Relays ask an endpoint that is not verified at once.
+            Act::EnableEndpoint => Cost::Request,
+            _ => Cost::Change,
+        };
         self.perform(act.act, name, cost, |conn, own, note| {
             act.perform(conn, own, name, note)
         })
