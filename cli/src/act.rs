@@ -15,6 +15,7 @@ use crate::bulk::{How, TO_CONTINUE, perform};
 use crate::confirm::ask;
 use crate::listed::{List, Listed};
 use crate::output;
+use crate::values::of_option;
 
 /// A command with acts as subcommands.
 pub(crate) trait Group: 'static {
@@ -254,13 +255,13 @@ fn first(preview: &Preview) -> String {
     }
 }
 
-fn named(words: &Words, WrongChoice { field, why }: WrongChoice) -> ConfigError {
-    match field {
+fn named(words: &Words, wrong: WrongChoice) -> ConfigError {
+    match wrong.field {
         "all" | "ids" => ConfigError::new(
             format!("{} {}", words.group, words.name),
-            why.replace("choose all", "give --all"),
+            wrong.why.replace("choose all", "give --all"),
         ),
-        field => ConfigError::new(format!("--{field}"), why),
+        _ => of_option(wrong),
     }
 }
 

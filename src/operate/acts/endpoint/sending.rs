@@ -70,13 +70,12 @@ impl SendingAct {
     /// # Errors
     /// A [`WrongChoice`] of `since` or `missing`.
     pub fn read(&self, since: &str, missing: bool) -> Result<Sending, WrongChoice> {
-        let wrong = |field, why| WrongChoice { field, why };
         if missing && self.missing.is_none() {
             let why = format!("{} sends nothing else than what was missed", self.name);
-            return Err(wrong("missing", why));
+            return Err(WrongChoice::new("missing", why));
         }
         Ok(Sending {
-            since: time(since.trim()).map_err(|why| wrong("since", why))?,
+            since: time(since.trim()).map_err(|why| WrongChoice::new("since", why))?,
             what: match missing {
                 true => Recover::AndMissed,
                 false => Recover::DeadLetters,
