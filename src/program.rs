@@ -54,6 +54,7 @@ pub use crate::operate::acts::endpoint::{
 #[cfg(feature = "http")]
 pub use crate::operate::acts::endpoint::{begin_test, begin_verification, refusal};
 pub use crate::operate::acts::letters::LetterName;
+pub use crate::operate::acts::message::{CANCEL, MessageAct, RESCHEDULE, SETTLE};
 pub use crate::operate::acts::pause::{OPERATOR, PauseAnswer, Pausing, check_pause_reason, resume};
 pub use crate::operate::acts::{ACTS, ActError, Choice, ManyAct, Performed, Preview, Words};
 pub use crate::operate::chosen::{Chosen, WrongChoice, time as parse_time};

@@ -37,9 +37,7 @@ pub(crate) enum Action {
     /// Retry or cancel them
     #[command(flatten)]
     Act(Listed<OfMessage>),
-    /// Change the due time of a waiting message
     Reschedule(waiting::Reschedule),
-    /// Settle a message or dead letter by hand: delivered by other means, or not to be sent
     Settle(waiting::Settle),
     /// Remove the content of messages wherever it is (payload, headers, responses, errors): of one, of an ordering key, or
     /// of a subject

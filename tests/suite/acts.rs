@@ -1,10 +1,15 @@
-//! Acts on many messages: whoever carries one out, a command, a page or a program, it is the same act.
+//! Acts: whoever carries one out, a command, a page or a program, it is the same act.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::thread;
 
 use diesel::connection::SimpleConnection;
-use diesel_outbox::program::{ACTS, ENDPOINT_ACTS, EndpointAct, ManyAct, SENDING_ACTS, SendingAct};
+use diesel_outbox::Due;
+use diesel_outbox::admin::Verdict;
+use diesel_outbox::program::{
+    ACTS, ENDPOINT_ACTS, EndpointAct, ManyAct, MessageAct, RESCHEDULE, SENDING_ACTS, SETTLE,
+    SendingAct,
+};
 use diesel_outbox_pages::{Pages, Rights, Visitor};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -184,6 +189,117 @@ fn a_dead_letter_that_stays_is_reported() {
     );
     let done = finish(database.binary(&["dead", "requeue", "--", "-1"])).code(0);
     assert_eq!(done.stdout, "requeued 1 dead letter\n");
+}
+
+/// An act on one message, and how each interface asks for it: options, fields and body.
+fn acts_on_one() -> [(MessageAct, &'static str, &'static str, Value); 4] {
+    let by_hand = |verdict: &str| json!({ "verdict": verdict, "why": "mended" });
+    let why = || json!({ "why": "mended" });
+    [
+        (MessageAct::Cancel, "", "", why()),
+        (MessageAct::Reschedule(Due::Now), "--now", "&in=", why()),
+        (
+            MessageAct::Settle(Verdict::Delivered),
+            "--delivered",
+            "&verdict=delivered",
+            by_hand("delivered"),
+        ),
+        (
+            MessageAct::Settle(Verdict::NotToBeSent),
+            "--never",
+            "&verdict=never",
+            by_hand("never"),
+        ),
+    ]
+}
+
+const SEQUENCE: &str = "SELECT sequence FROM {o} WHERE idempotency_key = 'a'";
+
+/// R71: rows, history and audit are the same, whichever interface changes one message.
+#[test]
+fn each_act_on_one_message_is_the_same_through_each_interface() {
+    for (act, option, fields, body) in acts_on_one() {
+        let words = act.words();
+        let command = |database: &Database| {
+            let which = ["message", words.name, "a", "--who", "local"];
+            let options = [
+                &["--why", "mended"][..],
+                &option.split_whitespace().collect::<Vec<_>>(),
+            ];
+            finish(database.binary(&[&which[..], &options.concat()].concat())).code(0);
+        };
+        let page = |database: &Database| {
+            let (page, sequence) = (
+                Page::start(database.binary(&["admin"])),
+                database.number(SEQUENCE),
+            );
+            let token = page.get("/messages?q=a").form_token();
+            let which = format!("form_token={token}&sequence={sequence}&key=a&why=mended{fields}");
+            let done = page.post(&format!("/message/{}", words.name), "", &which);
+            assert_eq!(done.status, 303, "{done:?}");
+        };
+        let program = |database: &Database| {
+            let (page, sequence) = (
+                Page::start(database.binary(&["admin"])),
+                database.number(SEQUENCE),
+            );
+            let path = words.path.replace("{sequence}", &sequence.to_string());
+            let done = page.json(&path, &body);
+            assert_eq!(done["became"], act.became(diesel_outbox::Answer::Done));
+        };
+        let each: [&dyn Fn(&Database); 3] = [&command, &page, &program];
+        let seen = each.map(|carry_out| {
+            let database = Database::new();
+            fill(&database);
+            let before = traces(&database);
+            carry_out(&database);
+            let after = traces(&database);
+            assert_ne!(before, after, "{}", words.name);
+            let signed = format!("local message {} 1 mended", words.name);
+            assert!(after.contains(&signed), "{signed}: {after}");
+            after
+        });
+        assert_eq!(seen[0], seen[1], "{} by command and page", words.name);
+        assert_eq!(seen[0], seen[2], "{} by command and JSON", words.name);
+    }
+}
+
+/// R71, R67: an act on one message says what becomes of it, and refuses what is empty or has no reason.
+#[test]
+fn each_act_on_one_message_says_what_it_does_and_refuses_to_guess() {
+    let database = Database::new();
+    fill(&database);
+    let before = traces(&database);
+    let page = Page::start(database.binary(&["admin"]));
+    for words in [&RESCHEDULE, &SETTLE] {
+        let help = finish(database.binary(&["message", words.name, "--help"]))
+            .code(0)
+            .stdout;
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        for said in [words.about, words.becomes, words.undo] {
+            assert!(help.contains(said), "{said}: {help}");
+        }
+    }
+    let shown = page.get("/messages?q=a").body;
+    assert!(
+        shown.contains(RESCHEDULE.becomes) && shown.contains(SETTLE.becomes),
+        "{shown}"
+    );
+    let sequence = database.number(SEQUENCE);
+    for (words, body, field) in [
+        (&RESCHEDULE, json!({ "in": "" }), "in"),
+        (&RESCHEDULE, json!({ "in": "soon" }), "in"),
+        (&SETTLE, json!({ "verdict": "never", "why": " " }), "why"),
+    ] {
+        let path = words.path.replace("{sequence}", &sequence.to_string());
+        let problem = page.json(&path, &body);
+        assert_eq!(
+            (&problem["status"], &problem["field"]),
+            (&json!(422), &json!(field))
+        );
+    }
+    finish(database.binary(&["message", "reschedule", "a", "--in", ""])).code(2);
+    assert_eq!(traces(&database), before);
 }
 
 /// R67: a variable of a script that is empty chooses nothing, instead of more.

@@ -3,15 +3,15 @@
 use std::sync::LazyLock;
 use std::time::SystemTime;
 
-use diesel_outbox::admin::{DeadDepth, LaneDepth, LetterId, Pause, Verdict};
+use diesel_outbox::admin::{DeadDepth, LaneDepth, LetterId, Pause};
 use diesel_outbox::config::SigningSecret;
 use diesel_outbox::endpoints::{
     Delivery as Delivered, Endpoint as Row, EndpointAnswer, TestAnswer,
 };
 use diesel_outbox::program::{
-    self, ACTS, BlockedKey, Choice, Chosen, ENDPOINT_ACTS, EndpointAct, HistoryEntry, KnownTopic,
-    LeaseRow, LiveTopic, ManyAct, MessageRecord, OperatorAct, SENDING_ACTS, SendingAct,
-    SentMessages,
+    self, ACTS, BlockedKey, CANCEL, Choice, Chosen, ENDPOINT_ACTS, EndpointAct, HistoryEntry,
+    KnownTopic, LeaseRow, LiveTopic, ManyAct, MessageAct, MessageRecord, OperatorAct, RESCHEDULE,
+    SENDING_ACTS, SETTLE, SendingAct, SentMessages, WrongChoice,
 };
 use diesel_outbox::{Answer, Changed, MessageRef, Sequence};
 use http::{Method, StatusCode};
@@ -26,7 +26,6 @@ use super::asked::{Asked, Wrong};
 use super::endpoints::change::{self, test as send_test};
 use super::endpoints::edit::{Written, ask, new_secret, write};
 use super::endpoints::{self, search, send, url};
-use super::messages::change::{Order as MessageOrder, due};
 use super::messages::{self, waiting};
 use super::{Refusal, Visit, acts, audit, dead, keys, ledger, pauses, topics};
 use crate::api::{
@@ -75,9 +74,9 @@ static ROUTES: LazyLock<Vec<Route<Site, Guest>>> = LazyLock::new(|| {
         route!(POST "/endpoints/{name}/deliveries/{id}/send-again", Act, "Send a message to the endpoint again.", send_again <- Because => Done),
         route!(GET "/messages", Look, "Waiting messages, next due first.", list_messages => Listed<Message>, query: waiting::NAMES, is_list: true),
         route!(GET "/messages/{key}", Look, "A message, by id, idempotency key or sequence.", get_message => Known),
-        route!(POST "/messages/{sequence}/cancel", Act, "Cancel a message.", cancel_message <- One => Became),
-        route!(POST "/messages/{sequence}/reschedule", Act, "Make a message due at another time.", reschedule_message <- Reschedule => Became),
-        route!(POST "/messages/{sequence}/settle", Act, "Settle a message by hand.", settle_message <- Settle => Became),
+        route!(POST CANCEL.path, Act, CANCEL.about, cancel_message <- One => Became),
+        route!(POST RESCHEDULE.path, Act, RESCHEDULE.about, reschedule_message <- Reschedule => Became),
+        route!(POST SETTLE.path, Act, SETTLE.about, settle_message <- Settle => Became),
         route!(GET "/ledger", Look, "Settled messages, latest first.", list_ledger => Listed<Entry>, query: ledger::NAMES, is_list: true),
         route!(GET "/dead", Look, "Dead letters, latest first.", list_dead => Listed<DeadLetter>, query: dead::NAMES, is_list: true),
         route!(GET "/dead/{letter}", Look, "A dead letter, by `id`.", get_dead => DeadLetter),
@@ -520,7 +519,7 @@ struct Known {
 #[derive(Serialize, JsonSchema)]
 struct Became {
     /// `cancelled`, `rescheduled`, `settled_delivered` or `settled_cancelled`.
-    became: &'static str,
+    became: String,
 }
 
 /// A new endpoint.
@@ -948,17 +947,18 @@ fn get_message(call: &Call<'_>) -> Found<Known> {
 
 fn change_message(
     call: &Call<'_>,
-    order: &MessageOrder,
+    act: Result<MessageAct, WrongChoice>,
     (destination, message_id): (&str, Option<Uuid>),
     why: &str,
 ) -> Found<Became> {
+    let act = act.map_err(|wrong| Refusal::Wrong(wrong.into()))?;
     let sequence = call.parsed("sequence")?;
     let mut which = MessageRef::from(Sequence(sequence)).at(destination);
     if let Some(id) = message_id {
         which = program::with_id(which, id);
     }
-    let answer = order.carry_out(&call.visit(), &which, sequence, why)?;
-    let became = order.became(answer);
+    let answer = messages::change::perform(&call.visit(), act, &which, sequence, why)?;
+    let became = act.became(answer);
     match answer {
         Answer::Done => Ok(Became { became }),
         Answer::Unknown | Answer::Ambiguous => Err(Problem::missing()),
@@ -968,25 +968,23 @@ fn change_message(
 
 fn cancel_message(call: &Call<'_>, given: One) -> Found<Became> {
     let which = (given.destination.as_str(), given.message_id);
-    change_message(call, &MessageOrder::Cancel, which, &given.why)
+    change_message(call, Ok(MessageAct::Cancel), which, &given.why)
 }
 
 fn reschedule_message(call: &Call<'_>, given: Reschedule) -> Found<Became> {
-    let due = due(given.r#in.as_deref()).map_err(|why| Problem::invalid(why).of_field("in"))?;
     let which = (given.destination.as_str(), given.message_id);
-    change_message(call, &MessageOrder::Reschedule(due), which, &given.why)
+    let act = MessageAct::reschedule(given.r#in.as_deref(), None);
+    change_message(call, act, which, &given.why)
 }
 
 fn settle_message(call: &Call<'_>, given: Settle) -> Found<Became> {
+    let which = (given.destination.as_str(), given.message_id);
     let verdict = match given.verdict {
-        Outcome::Delivered => Verdict::Delivered,
-        Outcome::Never => Verdict::NotToBeSent,
+        Outcome::Delivered => "delivered",
+        Outcome::Never => "never",
     };
     let why = given.why.trim();
-    let order = MessageOrder::settle(verdict, why);
-    let order = order.map_err(|error| Problem::invalid(error).of_field("why"))?;
-    let which = (given.destination.as_str(), given.message_id);
-    change_message(call, &order, which, why)
+    change_message(call, MessageAct::settle(verdict, why), which, why)
 }
 
 fn list_ledger(call: &Call<'_>) -> Found<Listed<Entry>> {
