@@ -3,7 +3,7 @@
 mod change;
 mod deliveries;
 mod policy;
-mod recover;
+mod send;
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -26,10 +26,12 @@ use serde::Serialize;
 use serde_json::Value;
 use uuid::Uuid;
 
-use self::change::OfEndpoint;
+use self::change::Changes;
 use self::policy::PolicyFlags;
+use self::send::Sends;
 
 use crate::connection::connect;
+use crate::listed::Listed;
 use crate::output;
 use crate::settings::SettingFlags;
 use crate::signed::Signed;
@@ -55,7 +57,7 @@ pub(crate) enum Action {
     Put(Box<Put>),
     /// Enable, disable or remove it
     #[command(flatten)]
-    Change(OfEndpoint),
+    Change(Listed<Changes>),
     /// Create a new secret and print the key for the receiver; the old secret also signs for a while
     Rotate {
         /// Name of the endpoint
@@ -105,10 +107,9 @@ pub(crate) enum Action {
         #[command(flatten)]
         signed: Signed,
     },
-    /// Send an endpoint its dead letters since a time again, oldest first
-    Recover(recover::Recovery),
-    /// Send a new endpoint the messages since a time, oldest first
-    Backfill(recover::Backfill),
+    /// Recover or backfill it
+    #[command(flatten)]
+    Send(Listed<Sends>),
 }
 
 #[derive(Debug, clap::Args)]
@@ -206,7 +207,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let outbox = Outbox::from(config.table.clone());
     let endpoints = outbox.endpoints().with_keys(&config.secret_keys);
     let statement = match action {
-        Action::Recover(_) | Action::Backfill(_) => Duration::from_secs(600),
+        Action::Send(_) => Duration::from_secs(600),
         _ => Duration::from_secs(30),
     };
     let mut conn = connect(&config, "endpoint", statement)?;
@@ -301,8 +302,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             let sent = program::send_again(conn, endpoints, name, *id, &signed.note());
             deliveries::sent_again(conn, endpoints, (name, *id), sent)
         }
-        Action::Recover(what) => recover::recover(conn, endpoints, what),
-        Action::Backfill(what) => recover::backfill(conn, endpoints, what),
+        Action::Send(act) => act.run(conn, endpoints),
     }
 }
 

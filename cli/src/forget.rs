@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::confirm::confirmed;
+use crate::confirm::ask;
 use crate::connection::connect;
 use crate::settings::SettingFlags;
 use crate::signed::Signed;
@@ -44,17 +44,10 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     let patience = parse_duration("--wait", &options.wait)?;
     let mut conn = connect(&config, "forget", Duration::from_secs(600))?;
-    let question = format!(
-        "forget the tenant {} in the outbox {}? This cannot be undone",
-        options.tenant, config.table
-    );
-    if !options.yes
-        && !confirmed(
-            &question,
-            "forget asks for confirmation: without a terminal, give --yes",
-        )?
-    {
-        bail!("nothing was forgotten");
+    if !options.yes {
+        let (tenant, table) = (options.tenant, &config.table);
+        let question = format!("forget the tenant {tenant} in the outbox {table}");
+        ask("forget", &question, "It cannot be undone.")?;
     }
     let signals = signals::channel()?;
     let bar = ProgressBar::new_spinner();

@@ -64,7 +64,7 @@ pub(crate) struct Route<S: 'static, V: 'static> {
 /// A row of the table. The function takes the call and, after `<-`, the body of the request; its answer has the type
 /// after `->`.
 macro_rules! route {
-    ($method:ident $path:literal, $needs:ident, $summary:literal, $answer:ident $(<- $input:ty)? => $output:ty $(, $field:ident: $value:expr)*) => {
+    ($method:ident $path:expr, $needs:ident, $summary:expr, $answer:ident $(<- $input:ty)? => $output:ty $(, $field:ident: $value:expr)*) => {
         crate::api::Route {
             $($field: $value,)*
             ..crate::api::Route {

@@ -6,7 +6,6 @@ mod acts;
 pub(crate) mod api;
 mod asked;
 mod audit;
-mod bulk;
 pub(crate) mod content;
 mod dead;
 mod endpoints;
@@ -219,8 +218,8 @@ const ACTS: &[(&str, Answer)] = &[
     ("/message/cancel", messages::change::answer),
     ("/message/reschedule", messages::change::answer),
     ("/message/settle", messages::change::answer),
-    ("/endpoint/recover", bulk::answer),
-    ("/endpoint/backfill", bulk::answer),
+    ("/endpoint/recover", endpoints::send::answer),
+    ("/endpoint/backfill", endpoints::send::answer),
     ("/endpoint/disable", endpoints::change::answer),
     ("/endpoint/enable", endpoints::change::answer),
     ("/endpoint/put", endpoints::edit::put),

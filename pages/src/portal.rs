@@ -12,7 +12,7 @@ mod words;
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use diesel_outbox::admin;
 use diesel_outbox::config::Config;
@@ -619,18 +619,6 @@ impl Refusal {
 /// The page of an endpoint.
 fn endpoint_page(name: &str) -> String {
     pages::link("/endpoint", &[("name", name)])
-}
-
-/// A time, in UTC: as a browser sends it, RFC 3339, or a duration before now.
-fn time(text: &str) -> Result<SystemTime, Refusal> {
-    let ago = humantime::parse_duration(text).ok();
-    if let Some(time) = ago.and_then(|ago| SystemTime::now().checked_sub(ago)) {
-        return Ok(time);
-    }
-    let with_seconds = format!("{text}:00");
-    let mut forms = [text, &with_seconds].into_iter();
-    let time = forms.find_map(|text| humantime::parse_rfc3339_weak(text).ok());
-    time.ok_or(Refusal::Invalid(|words| words.invalid_time))
 }
 
 /// A sentence whose `{}` is this time.

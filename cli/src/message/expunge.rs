@@ -10,7 +10,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use crate::bulk::{Pace, TO_CONTINUE, perform};
-use crate::confirm::confirmed;
+use crate::confirm;
 use crate::signed::SignedWithWhy;
 use crate::{output, values};
 
@@ -154,14 +154,13 @@ fn preview(options: &Expunge, found: &Expunged) -> Result<()> {
 /// Asks before the content of `what` is removed.
 fn ask(options: &Expunge, what: &str, config: &Config) -> Result<()> {
     let question = format!(
-        "remove the content of {what} from the outbox {}? This cannot be undone",
+        "remove the content of {what} from the outbox {}",
         config.table
     );
-    let hint = "message expunge asks for confirmation: without a terminal, give --yes";
-    if !options.yes && !confirmed(&question, hint)? {
-        bail!("nothing was removed");
+    match options.yes {
+        true => Ok(()),
+        false => confirm::ask("message expunge", &question, "It cannot be undone."),
     }
-    Ok(())
 }
 
 fn as_json(done: &Expunged) -> serde_json::Value {

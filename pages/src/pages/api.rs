@@ -3,29 +3,29 @@
 use std::sync::LazyLock;
 use std::time::SystemTime;
 
-use diesel_outbox::admin::{Bulked, DeadDepth, LaneDepth, LetterId, Pause, Verdict};
+use diesel_outbox::admin::{DeadDepth, LaneDepth, LetterId, Pause};
 use diesel_outbox::config::SigningSecret;
 use diesel_outbox::endpoints::{
     Delivery as Delivered, Endpoint as Row, EndpointAnswer, TestAnswer,
 };
 use diesel_outbox::program::{
-    self, ACTS, BlockedKey, Choice, Chosen, ENDPOINT_ACTS, EndpointAct, HistoryEntry, KnownTopic,
-    LeaseRow, LiveTopic, ManyAct, MessageRecord, OperatorAct,
+    self, ACTS, BlockedKey, CANCEL, Choice, Chosen, ENDPOINT_ACTS, EndpointAct, HistoryEntry,
+    KnownTopic, LeaseRow, LiveTopic, ManyAct, MessageAct, MessageRecord, OperatorAct, RESCHEDULE,
+    SENDING_ACTS, SETTLE, SendingAct, SentMessages, WrongChoice,
 };
 use diesel_outbox::{Answer, Changed, MessageRef, Sequence};
 use http::{Method, StatusCode};
 use schemars::JsonSchema;
 use secrecy::ExposeSecret;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::asked::{Asked, Wrong};
-use super::bulk::{Order, since};
 use super::endpoints::change::{self, test as send_test};
 use super::endpoints::edit::{Written, ask, new_secret, write};
-use super::endpoints::{self, search, url};
-use super::messages::change::{Order as MessageOrder, due};
+use super::endpoints::{self, search, send, url};
 use super::messages::{self, waiting};
 use super::{Refusal, Visit, acts, audit, dead, keys, ledger, pauses, topics};
 use crate::api::{
@@ -70,15 +70,13 @@ static ROUTES: LazyLock<Vec<Route<Site, Guest>>> = LazyLock::new(|| {
         route!(POST "/endpoints/{name}/verify", Act, "Ask the endpoint whether it wants messages.", verify_endpoint <- Because => Verified, lasts: true),
         route!(POST "/endpoints/{name}/rotate", Act, "Make a new secret.", rotate_secret <- Rotation => Secret),
         route!(POST "/endpoints/{name}/test", Act, "Send a test event now.", test_endpoint <- Because => Tested, lasts: true),
-        route!(POST "/endpoints/{name}/recover", Act, "Send dead letters again, and what was missed.", recover_endpoint <- Recovery => Count, lasts: true),
-        route!(POST "/endpoints/{name}/backfill", Act, "Send a new endpoint what it would have got.", backfill_endpoint <- Backfill => Count, lasts: true),
         route!(GET "/endpoints/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, is_list: true),
         route!(POST "/endpoints/{name}/deliveries/{id}/send-again", Act, "Send a message to the endpoint again.", send_again <- Because => Done),
         route!(GET "/messages", Look, "Waiting messages, next due first.", list_messages => Listed<Message>, query: waiting::NAMES, is_list: true),
         route!(GET "/messages/{key}", Look, "A message, by id, idempotency key or sequence.", get_message => Known),
-        route!(POST "/messages/{sequence}/cancel", Act, "Cancel a message.", cancel_message <- One => Became),
-        route!(POST "/messages/{sequence}/reschedule", Act, "Make a message due at another time.", reschedule_message <- Reschedule => Became),
-        route!(POST "/messages/{sequence}/settle", Act, "Settle a message by hand.", settle_message <- Settle => Became),
+        route!(POST CANCEL.path, Act, CANCEL.about, cancel_message <- One => Became),
+        route!(POST RESCHEDULE.path, Act, RESCHEDULE.about, reschedule_message <- Reschedule => Became),
+        route!(POST SETTLE.path, Act, SETTLE.about, settle_message <- Settle => Became),
         route!(GET "/ledger", Look, "Settled messages, latest first.", list_ledger => Listed<Entry>, query: ledger::NAMES, is_list: true),
         route!(GET "/dead", Look, "Dead letters, latest first.", list_dead => Listed<DeadLetter>, query: dead::NAMES, is_list: true),
         route!(GET "/dead/{letter}", Look, "A dead letter, by `id`.", get_dead => DeadLetter),
@@ -94,6 +92,7 @@ static ROUTES: LazyLock<Vec<Route<Site, Guest>>> = LazyLock::new(|| {
         route!(GET "/audit", Look, "Acts of operators, latest first.", list_acts => Listed<Acted>, query: &["q"], is_list: true),
     ];
     routes.extend(ENDPOINT_ACTS.iter().map(|act| of_endpoint(act)));
+    routes.extend(SENDING_ACTS.iter().map(|act| sending(act)));
     routes.extend(ACTS.iter().map(|act| many(*act)));
     routes
 });
@@ -441,17 +440,22 @@ view! {
 }
 
 view! {
-    /// How many messages were changed, or would be.
-    Count of (done: Bulked, is_cut: bool, retrying: Option<u64>) {
-        changed: u64 = done.changed,
+    /// How many messages were sent, or would be.
+    Count of (sent: SentMessages, is_cut: bool, name: &str) {
+        changed: u64 = sent.messages.changed,
         /// Messages that were left, because another was faster or the key is in the outbox again.
-        skipped: u64 = done.skipped,
+        skipped: u64 = sent.messages.skipped,
         /// Messages that cannot be sent, because the ledger has no payload of them.
-        without_payload: u64 = done.without_payload,
+        without_payload: u64 = sent.messages.without_payload,
         /// `true`: there was no time for all. The same request continues.
         more: bool = is_cut,
         /// Other messages that wait for their next attempt at the endpoint, and keep their time. Null: they were not counted.
-        retrying: Option<u64> = retrying,
+        retrying: Option<u64> = sent.retrying,
+        /// What is not sent, and why.
+        leaves: Vec<String> = sent.leaves(name),
+        /// What becomes of the messages.
+        becomes: &'static str = SendingAct::BECOMES,
+        undo: &'static str = SendingAct::UNDO,
     }
 }
 
@@ -515,7 +519,7 @@ struct Known {
 #[derive(Serialize, JsonSchema)]
 struct Became {
     /// `cancelled`, `rescheduled`, `settled_delivered` or `settled_cancelled`.
-    became: &'static str,
+    became: String,
 }
 
 /// A new endpoint.
@@ -571,13 +575,13 @@ struct Rotation {
     why: String,
 }
 
-/// Dead letters of a destination.
+/// What an endpoint did not get.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Recovery {
     /// RFC 3339, or a duration before now such as `24h`.
     since: String,
-    /// Also what the destination missed.
+    /// Also what the endpoint missed.
     #[serde(default)]
     missing: bool,
     /// Only count.
@@ -757,58 +761,62 @@ fn change_endpoint(call: &Call<'_>, written: Written) -> Found<Endpoint> {
     get_endpoint(call)
 }
 
-/// The route of an act on an endpoint. A request to delete has no body.
-fn of_endpoint(act: &'static EndpointAct) -> Route<Site, Guest> {
-    let (method, path) = act.route;
-    let is_delete = method == "DELETE";
+/// The route of an act that the library lists.
+fn listed<I: DeserializeOwned + JsonSchema, T: Serialize + JsonSchema>(
+    id: String,
+    (path, summary): (&'static str, &'static str),
+    act: impl Fn(&Call<'_>, I) -> Found<T> + Send + Sync + 'static,
+) -> Route<Site, Guest> {
     Route {
-        id: format!("{}_endpoint", act.name).into(),
-        method: match is_delete {
-            true => Method::DELETE,
-            false => Method::POST,
-        },
+        id: id.into(),
+        method: Method::POST,
         path,
         needs: Needs::Act,
-        summary: act.about,
-        query: match is_delete {
-            true => &["why", "dry_run"],
-            false => &[],
-        },
+        summary,
+        query: &[],
         is_list: false,
-        lasts: false,
+        lasts: true,
         status: StatusCode::OK,
-        input: (!is_delete).then_some(|generator: &mut schemars::SchemaGenerator| {
-            generator.subschema_for::<OfEndpoint>()
-        }),
-        output: |generator| generator.subschema_for::<EndpointDone>(),
-        answer: Box::new(move |call| {
-            let given = match is_delete {
-                true => asked_of_endpoint(call)?,
-                false => call.input::<OfEndpoint>()?,
-            };
-            let answer = act_on_endpoint(call, act, &given)?;
-            Ok(api::text(&answer))
-        }),
+        input: Some(|generator| generator.subschema_for::<I>()),
+        output: |generator| generator.subschema_for::<T>(),
+        answer: Box::new(move |call| Ok(api::text(&act(call, call.input()?)?))),
     }
 }
 
-fn asked_of_endpoint(call: &Call<'_>) -> Found<OfEndpoint> {
-    call.input::<Nothing>()?;
-    Ok(OfEndpoint {
-        why: call.asked("why").unwrap_or_default().to_owned(),
-        dry_run: call.flag("dry_run")?,
-    })
+/// The route of an act on an endpoint. A request to delete has no body.
+fn of_endpoint(act: &'static EndpointAct) -> Route<Site, Guest> {
+    let (method, path) = act.route;
+    let (id, about) = (format!("{}_endpoint", act.name), (path, act.about));
+    match method {
+        "DELETE" => Route {
+            method: Method::DELETE,
+            query: &["why", "dry_run"],
+            lasts: false,
+            input: None,
+            ..listed(id, about, move |call, _: Nothing| {
+                let why = call.asked("why").unwrap_or_default();
+                act_on_endpoint(call, act, why, call.flag("dry_run")?)
+            })
+        },
+        _ => Route {
+            lasts: false,
+            ..listed(id, about, move |call, given: OfEndpoint| {
+                act_on_endpoint(call, act, &given.why, given.dry_run)
+            })
+        },
+    }
 }
 
 fn act_on_endpoint(
     call: &Call<'_>,
     act: &'static EndpointAct,
-    given: &OfEndpoint,
+    why: &str,
+    dry_run: bool,
 ) -> Found<EndpointDone> {
     let (visit, name) = (&call.visit(), call.part("name"));
     let found = change::preview(visit, act, name)?.ok_or_else(Problem::missing)?;
-    let done = !given.dry_run;
-    if done && !change::perform(visit, act, name, &given.why)? {
+    let done = !dry_run;
+    if done && !change::perform(visit, act, name, why)? {
         return Err(Problem::missing());
     }
     Ok(EndpointDone {
@@ -849,28 +857,40 @@ fn test_endpoint(call: &Call<'_>, given: Because) -> Found<Tested> {
     Ok(Tested::of(&answer, call.visitor))
 }
 
-fn counted(call: &Call<'_>, order: &Order<'_>, why: &str, dry_run: bool) -> Found<Count> {
-    // Before anything is done: an error is no answer to what was done.
-    let retrying = order.retrying(&call.visit())?;
-    let done = order.run(&call.visit(), why, dry_run)?;
-    let (done, is_cut) = done.ok_or_else(Problem::missing)?;
-    Ok(Count::of(done, is_cut, retrying))
+/// The route of an act that sends an endpoint many messages.
+fn sending(act: &'static SendingAct) -> Route<Site, Guest> {
+    let (id, about) = (format!("{}_endpoint", act.name), (act.path, act.about));
+    match act.missing {
+        Some(_) => listed(id, about, move |call, given| send_many(call, act, &given)),
+        None => listed(id, about, move |call, given: Backfill| {
+            let Backfill {
+                since,
+                dry_run,
+                why,
+            } = given;
+            let missing = false;
+            send_many(
+                call,
+                act,
+                &Recovery {
+                    since,
+                    missing,
+                    dry_run,
+                    why,
+                },
+            )
+        }),
+    }
 }
 
-fn recover_endpoint(call: &Call<'_>, given: Recovery) -> Found<Count> {
-    let order = Order::recover(call.part("name"), &given.since, given.missing);
-    counted(
-        call,
-        &order.map_err(Refusal::Wrong)?,
-        &given.why,
-        given.dry_run,
-    )
-}
-
-fn backfill_endpoint(call: &Call<'_>, given: Backfill) -> Found<Count> {
-    let begin = since(&given.since).map_err(Refusal::Wrong)?;
-    let order = Order::Backfill(call.part("name"), begin);
-    counted(call, &order, &given.why, given.dry_run)
+fn send_many(call: &Call<'_>, act: &'static SendingAct, given: &Recovery) -> Found<Count> {
+    let (visit, name) = (&call.visit(), call.part("name"));
+    let sending = act.read(&given.since, given.missing);
+    let sending = sending.map_err(|wrong| Refusal::Wrong(wrong.into()))?;
+    let how = (given.why.as_str(), given.dry_run);
+    let sent = send::perform(visit, act, name, sending, how)?;
+    let (sent, is_cut) = sent.ok_or_else(Problem::missing)?;
+    Ok(Count::of(sent, is_cut, name))
 }
 
 fn list_deliveries(call: &Call<'_>) -> Found<Listed<Delivery>> {
@@ -927,17 +947,18 @@ fn get_message(call: &Call<'_>) -> Found<Known> {
 
 fn change_message(
     call: &Call<'_>,
-    order: &MessageOrder,
+    act: Result<MessageAct, WrongChoice>,
     (destination, message_id): (&str, Option<Uuid>),
     why: &str,
 ) -> Found<Became> {
+    let act = act.map_err(|wrong| Refusal::Wrong(wrong.into()))?;
     let sequence = call.parsed("sequence")?;
     let mut which = MessageRef::from(Sequence(sequence)).at(destination);
     if let Some(id) = message_id {
         which = program::with_id(which, id);
     }
-    let answer = order.carry_out(&call.visit(), &which, sequence, why)?;
-    let became = order.became(answer);
+    let answer = messages::change::perform(&call.visit(), act, &which, sequence, why)?;
+    let became = act.became(answer);
     match answer {
         Answer::Done => Ok(Became { became }),
         Answer::Unknown | Answer::Ambiguous => Err(Problem::missing()),
@@ -947,25 +968,23 @@ fn change_message(
 
 fn cancel_message(call: &Call<'_>, given: One) -> Found<Became> {
     let which = (given.destination.as_str(), given.message_id);
-    change_message(call, &MessageOrder::Cancel, which, &given.why)
+    change_message(call, Ok(MessageAct::Cancel), which, &given.why)
 }
 
 fn reschedule_message(call: &Call<'_>, given: Reschedule) -> Found<Became> {
-    let due = due(given.r#in.as_deref()).map_err(|why| Problem::invalid(why).of_field("in"))?;
     let which = (given.destination.as_str(), given.message_id);
-    change_message(call, &MessageOrder::Reschedule(due), which, &given.why)
+    let act = MessageAct::reschedule(given.r#in.as_deref(), None);
+    change_message(call, act, which, &given.why)
 }
 
 fn settle_message(call: &Call<'_>, given: Settle) -> Found<Became> {
+    let which = (given.destination.as_str(), given.message_id);
     let verdict = match given.verdict {
-        Outcome::Delivered => Verdict::Delivered,
-        Outcome::Never => Verdict::NotToBeSent,
+        Outcome::Delivered => "delivered",
+        Outcome::Never => "never",
     };
     let why = given.why.trim();
-    let order = MessageOrder::settle(verdict, why);
-    let order = order.map_err(|error| Problem::invalid(error).of_field("why"))?;
-    let which = (given.destination.as_str(), given.message_id);
-    change_message(call, &order, which, why)
+    change_message(call, MessageAct::settle(verdict, why), which, why)
 }
 
 fn list_ledger(call: &Call<'_>) -> Found<Listed<Entry>> {
@@ -997,21 +1016,10 @@ fn get_dead(call: &Call<'_>) -> Found<DeadLetter> {
 fn many(act: &'static dyn ManyAct) -> Route<Site, Guest> {
     let words = act.words();
     let list = words.path.split('/').nth(1).unwrap_or_default();
+    let (id, about) = (format!("{}_{list}", words.name), (words.path, words.about));
     Route {
-        id: format!("{}_{list}", words.name).into(),
-        method: Method::POST,
-        path: words.path,
-        needs: Needs::Act,
-        summary: words.about,
         query: Chosen::NAMES,
-        is_list: false,
-        lasts: true,
-        status: StatusCode::OK,
-        input: Some(|generator| generator.subschema_for::<Many>()),
-        output: |generator| generator.subschema_for::<ManyDone>(),
-        answer: Box::new(move |call| {
-            Ok(api::text(&act_on_many(call, act, call.input::<Many>()?)?))
-        }),
+        ..listed(id, about, move |call, given| act_on_many(call, act, given))
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub(super) mod change;
 pub(super) mod edit;
+pub(super) mod send;
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -12,10 +13,11 @@ use diesel_outbox::endpoints::{
     Deliveries, Delivery, DeliveryCount, DeliveryFilter, Endpoint, EndpointError, EndpointFilter,
     EndpointState, Endpoints,
 };
-use diesel_outbox::program::{self, PolicyOption, while_disabled};
+use diesel_outbox::program::{self, PolicyOption, SENDING_ACTS, while_disabled};
 use diesel_outbox::{Outbox, OutboxName};
 use maud::{Markup, html};
 
+use super::acts::capital;
 use super::asked::{Asked, Wrong};
 use super::layout::{act, hidden, list, token};
 use super::messages::{QUICK, outcome};
@@ -339,7 +341,7 @@ fn facts(visit: &Visit<'_>, one: &Endpoint) -> Markup {
                     @if let Some(filter) = &one.filter { dt { "Filter" } dd { code { (filter) } } }
                     @for option in PolicyOption::of_endpoints() {
                         @if let Some(text) = option.text(&one.policy) {
-                            dt title=(option.help) { (heading(option)) } dd { (text) }
+                            dt title=(option.help) { (capital(&option.name.replace('_', " "))) } dd { (text) }
                         }
                     }
                     @if one.verification != Verification::None {
@@ -377,15 +379,6 @@ fn first_aid(guest: &Guest, one: &Endpoint) -> Markup {
     }
 }
 
-/// `Max attempts` for `max_attempts`.
-fn heading(option: &PolicyOption) -> String {
-    let mut heading = option.name.replace('_', " ");
-    if let Some(first) = heading.get_mut(..1) {
-        first.make_ascii_uppercase();
-    }
-    heading
-}
-
 /// All other acts, each kind in a panel of its own.
 fn actions(visit: &Visit<'_>, one: &Endpoint) -> Markup {
     let guest = visit.guest;
@@ -394,10 +387,6 @@ fn actions(visit: &Visit<'_>, one: &Endpoint) -> Markup {
     let panel = |heading: &str, content: &Markup| {
         html! { section.panel { div.head { h2 { (heading) } } div.body { (content) } } }
     };
-    let since = html! {
-        label.field { "Since" input name="since" value="24h" required; }
-        label.field { "Why" input name="why" maxlength="400"; }
-    };
     html! {
         div.acts {
             (panel("Test", &form("/endpoint/test", &html! {
@@ -405,17 +394,15 @@ fn actions(visit: &Visit<'_>, one: &Endpoint) -> Markup {
                 span.quiet { code { "outbox.test" } ", sent at once, even to a disabled endpoint." }
             })))
             (panel("Failed and missed messages", &html! {
-                (form("/endpoint/recover", &html! {
-                    (since)
-                    label { input type="checkbox" name="missing" value="yes"; " also what it missed" }
-                    button.second { "Recover…" }
-                    span.quiet { "Dead letters since this time are sent again, oldest first." }
-                }))
-                (form("/endpoint/backfill", &html! {
-                    (since)
-                    button.second { "Backfill…" }
-                    span.quiet { "For a new endpoint: what it would have got since this time." }
-                }))
+                @for act in SENDING_ACTS {
+                    (form(&format!("/endpoint/{}", act.name), &html! {
+                        label.field { "Since" input name="since" value="24h" required; }
+                        label.field { "Why" input name="why" maxlength="400"; }
+                        @if let Some(missing) = act.missing { label { input type="checkbox" name="missing" value="yes"; " " (missing) } }
+                        button.second { (capital(act.name)) "…" }
+                        span.quiet { (act.about) "." }
+                    }))
+                }
             }))
             (panel("Pause or disable", &html! {
                 @if one.state != EndpointState::Paused {

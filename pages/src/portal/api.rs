@@ -8,7 +8,7 @@ use diesel_outbox::endpoints::{
     Delivery as Delivered, DeliveryCount, DeliveryDetails, Endpoint as Row, EndpointAnswer,
     EndpointError, FailedAttempt, TestAnswer,
 };
-use diesel_outbox::program::{Cost, REMOVE};
+use diesel_outbox::program::{DISABLE, ENABLE, REMOVE};
 use http::StatusCode;
 use schemars::JsonSchema;
 use secrecy::ExposeSecret;
@@ -18,12 +18,12 @@ use uuid::Uuid;
 use super::deliveries::{find, search, send_again as resend};
 use super::endpoints::{
     self, Written, ask, hold, new_secret, page, register, release, send_example, send_missed,
-    send_waiting, set_enabled, write,
+    send_waiting, write,
 };
 use super::own::{Many, Own};
 use super::session::{Session, Unopened};
 use super::words::Words;
-use super::{Language, Portal, Refusal, Topic, deliveries, time as parse_time};
+use super::{Language, Portal, Refusal, Topic, deliveries};
 use crate::api::{
     self, Caller, DONE, Done, Json, Listed, Nothing, Problem, Route, Time, document, millis, route,
     time, view,
@@ -337,7 +337,7 @@ fn remove_endpoint(call: &Call<'_>, _: Nothing) -> Found<Removed> {
     let waiting = match dry_run {
         true => own.preview(&REMOVE, name)?.waiting,
         false => {
-            own.change_state(&REMOVE, name, Cost::Change)?;
+            own.change_state(&REMOVE, name)?;
             None
         }
     };
@@ -348,12 +348,12 @@ fn remove_endpoint(call: &Call<'_>, _: Nothing) -> Found<Removed> {
 }
 
 fn enable_endpoint(call: &Call<'_>, _: Nothing) -> Found<Done> {
-    set_enabled(own(call), call.part("name"), true)?;
+    own(call).change_state(&ENABLE, call.part("name"))?;
     Ok(DONE)
 }
 
 fn disable_endpoint(call: &Call<'_>, _: Nothing) -> Found<Done> {
-    set_enabled(own(call), call.part("name"), false)?;
+    own(call).change_state(&DISABLE, call.part("name"))?;
     Ok(DONE)
 }
 
@@ -391,13 +391,12 @@ fn test_endpoint(call: &Call<'_>, given: Example) -> Found<Tested> {
 }
 
 fn recover_endpoint(call: &Call<'_>, given: Recovery) -> Found<Count> {
-    let since = parse_time(&given.since).map_err(|why| Problem::from(why).of_field("since"))?;
-    let name = call.part("name");
     let many = match given.dry_run {
         true => Many::Count,
         false => Many::Make,
     };
-    let (done, is_cut) = send_missed(own(call), name, since, given.missing, many)?;
+    let what = (given.since.as_str(), given.missing);
+    let (done, is_cut) = send_missed(own(call), call.part("name"), what, many)?;
     Ok(Count::of(&done, is_cut))
 }
 

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::own::Own;
 use super::words::Words;
-use super::{Asked, ENDPOINTS, Refusal, endpoint_page, time, with_time};
+use super::{Asked, ENDPOINTS, Refusal, endpoint_page, with_time};
 use crate::pages::content::cut;
 use crate::pages::link;
 use crate::pages::mask::indented;
@@ -59,8 +59,8 @@ pub(super) fn filter<'a>(
     value: impl Fn(&str) -> Option<&'a str>,
 ) -> Result<DeliveryFilter, (&'static str, Refusal)> {
     let read = |name| {
-        let time = value(name).map(time).transpose();
-        time.map_err(|refusal| (name, refusal))
+        let time = value(name).map(program::parse_time).transpose();
+        time.map_err(|_| (name, Refusal::Invalid(|words| words.invalid_time)))
     };
     let topic = value("topic").filter(|topic| !topic.is_empty());
     let state = value("state").map(str::parse).transpose();

@@ -1,16 +1,15 @@
 //! The endpoints of a tenant: endpoints, and what their owner may do with them.
 
-use std::cell::Cell;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
-use diesel_outbox::admin::{Bulk, Bulked};
+use diesel_outbox::admin::Bulked;
 use diesel_outbox::config::{SigningSecret, Verification};
 use diesel_outbox::endpoints::{
     DeliveryCount, DeliveryFilter, Endpoint, EndpointAnswer, EndpointError, EndpointFilter,
-    EndpointState, Hand, Recover, TestAnswer,
+    EndpointState, Hand, TestAnswer,
 };
 use diesel_outbox::program::{
-    self, Act, Cost, DISABLE, ENABLE, REMOVE, check_pause_reason, kept_for,
+    Act, Cost, DISABLE, ENABLE, RECOVER, REMOVE, check_pause_reason, kept_for,
 };
 use http::StatusCode;
 use maud::{Markup, html};
@@ -24,9 +23,8 @@ use super::conditions::{self, Condition, OPERATORS, Word};
 use super::deliveries;
 use super::own::{Many, Own, PORTAL};
 use super::words::Words;
-use super::{Asked, ENDPOINTS, Refusal, endpoint_page, time, with_time};
+use super::{Asked, ENDPOINTS, Refusal, endpoint_page, with_time};
 use crate::api::given;
-use crate::database::LONGEST_ACT;
 use crate::pages::sparkline::curve;
 use crate::pages::table::{Column, Kind, table};
 use crate::pages::words::shortened;
@@ -46,8 +44,6 @@ const OVERLAP: Duration = Duration::from_secs(24 * 3600);
 /// Deliveries of the last day are counted in steps of this length.
 const WINDOW: Duration = Duration::from_secs(1800);
 const WINDOWS: usize = 48;
-/// After this time, a dry run has counted enough.
-const LONGEST_COUNT: Duration = Duration::from_secs(5);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(366 * 24 * 3600);
 /// The topic of a test without an example.
@@ -802,23 +798,15 @@ fn show_secret(asked: &Asked<'_>, name: &str, secret: &str, hint: &str) -> Respo
     asked.page(StatusCode::OK, words.secret, &content)
 }
 
-pub(super) fn set_enabled(own: Own<'_>, name: &str, enabled: bool) -> Result<(), Refusal> {
-    match enabled {
-        // Relays ask an endpoint that is not verified at once.
-        true => own.change_state(&ENABLE, name, Cost::Request),
-        false => own.change_state(&DISABLE, name, Cost::Change),
-    }
-}
-
 pub(super) fn enable(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let name = asked.get("name");
-    set_enabled(asked.own(), name, true)?;
+    asked.own().change_state(&ENABLE, name)?;
     done(name, "enabled")
 }
 
 pub(super) fn disable(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let name = asked.get("name");
-    set_enabled(asked.own(), name, false)?;
+    asked.own().change_state(&DISABLE, name)?;
     done(name, "disabled")
 }
 
@@ -887,7 +875,7 @@ pub(super) fn remove(asked: &Asked<'_>) -> Result<Response, Refusal> {
     if asked.given("sure").is_none() {
         return ask_to_remove(asked, name);
     }
-    asked.own().change_state(&REMOVE, name, Cost::Change)?;
+    asked.own().change_state(&REMOVE, name)?;
     Ok(Response::see_other(&link("/", &[("done", "removed")])))
 }
 
@@ -961,15 +949,9 @@ pub(super) fn test(asked: &Asked<'_>) -> Result<Response, Refusal> {
 
 /// Sends events now that wait for a retry. `true`: the time was too short for all.
 pub(super) fn send_waiting(own: Own<'_>, name: &str) -> Result<(Bulked, bool), Refusal> {
-    let is_cut = Cell::new(false);
-    let done = own.make_many(Act::RetryMessage, name, Many::Make, |conn, own, note| {
-        let began = Instant::now();
-        let bulk = Bulk::new(note).progress(|_| began.elapsed() < LONGEST_ACT);
-        let done = own.retry(conn, name, bulk);
-        is_cut.set(began.elapsed() >= LONGEST_ACT);
-        done
-    })?;
-    Ok((done, is_cut.get()))
+    own.make_many(Act::RetryMessage, name, Many::Make, |conn, own, bulk| {
+        own.retry(conn, name, bulk)
+    })
 }
 
 pub(super) fn retry(asked: &Asked<'_>) -> Result<Response, Refusal> {
@@ -984,38 +966,20 @@ pub(super) fn retry(asked: &Asked<'_>) -> Result<Response, Refusal> {
 pub(super) fn send_missed(
     own: Own<'_>,
     name: &str,
-    since: SystemTime,
-    missing: bool,
+    (since, missing): (&str, bool),
     many: Many,
 ) -> Result<(Bulked, bool), Refusal> {
-    let what = match missing {
-        true => Recover::AndMissed,
-        false => Recover::DeadLetters,
-    };
-    let longest = match many {
-        Many::Make => LONGEST_ACT,
-        Many::Count => LONGEST_COUNT,
-    };
-    let is_cut = Cell::new(false);
-    let done = own.make_many(Act::RecoverEndpoint, name, many, |conn, own, note| {
-        let began = Instant::now();
-        let bulk = Bulk::new(note).progress(|_| began.elapsed() < longest);
-        let bulk = match many {
-            Many::Make => bulk,
-            Many::Count => program::searching_for(bulk.dry_run(), longest),
-        };
-        let done = own.recover(conn, name, since, what, bulk);
-        is_cut.set(began.elapsed() >= longest);
-        done
-    })?;
-    Ok((done, is_cut.get()))
+    let sending = RECOVER.read(since, missing);
+    let sending = sending.map_err(|_| Refusal::Wrong("since", |words| words.invalid_time))?;
+    own.make_many(RECOVER.act, name, many, |conn, own, bulk| {
+        (RECOVER.send)(own, conn, name, sending, bulk)
+    })
 }
 
 pub(super) fn recover(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let name = asked.get("name");
-    let since = time(asked.get("since"))?;
-    let missing = asked.given("missing").is_some();
-    let (sent, is_cut) = send_missed(asked.own(), name, since, missing, Many::Make)?;
+    let what = (asked.get("since"), asked.given("missing").is_some());
+    let (sent, is_cut) = send_missed(asked.own(), name, what, Many::Make)?;
     let sent = sent.changed.to_string();
     let done = if is_cut { "recovering" } else { "recovered" };
     let done = [("name", name), ("done", done), ("count", &sent)];
