@@ -6,13 +6,14 @@ use std::collections::BTreeSet;
 
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::sql_types::{Array, Nullable, Text, Uuid as SqlUuid};
-use diesel::{PgConnection, RunQueryDsl};
+use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl};
 use uuid::Uuid;
 
 use crate::engine::settle::sql::log::Log;
 use crate::engine::settle::sql::settle::Delivered;
 use crate::name::OutboxName;
 use crate::sql::statement::statement;
+use crate::sql::table::feed;
 
 /// The feeds of an outbox.
 #[derive(Debug)]
@@ -41,6 +42,23 @@ impl Log for Feeds {
             event = name.feed_event(),
             end = name.feed_end(),
         )
+    }
+
+    fn locked(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        feeds: &[&str],
+    ) -> QueryResult<Vec<String>> {
+        let these = || {
+            feed::table(name.feed())
+                .filter(feed::name.eq_any(feeds))
+                .select(feed::name)
+        };
+        let mut all: Vec<String> = these().load(conn)?;
+        let free: Vec<String> = these().for_no_key_update().skip_locked().load(conn)?;
+        all.retain(|name| !free.contains(name));
+        Ok(all)
     }
 
     fn mend(

@@ -17,6 +17,14 @@ pub(crate) trait Log: Debug + Send + Sync {
     /// An INSERT of an event for each row of `gone` and its `outcome`, behind the last one of a feed that is `held`.
     fn stores(&self, name: &OutboxName) -> String;
 
+    /// Those of these feeds whose rows another session has locked. Waits for no row.
+    fn locked(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        feeds: &[&str],
+    ) -> QueryResult<Vec<String>>;
+
     /// Makes what a settle of these messages lacks. `true`: it may be repeated.
     ///
     /// # Errors
