@@ -547,6 +547,13 @@ fn each_act_that_sends_an_endpoint_many_messages_is_the_same_through_each_interf
             assert_eq!(changed, if act.missing.is_some() { 3 } else { 1 });
             let signed = format!("local endpoint {} acme", act.name);
             let after = traces(&database);
+            // As the words of the act say.
+            let others = database.number("SELECT count(*) FROM {o} WHERE attempts > 0");
+            assert_eq!(others, 1, "{interface}: attempts are reset");
+            let cancel = ["message", "cancel", "--destination", "acme", "--yes"];
+            finish(database.binary(&cancel)).code(0);
+            let waiting = database.number("SELECT count(*) FROM {o}");
+            assert_eq!(waiting, 0, "{interface}: the act is undone");
             assert!(after.contains(&signed), "{interface}: {after}");
             seen.push((interface, changed, after));
         }
