@@ -1,9 +1,10 @@
 //! Settles many messages of one kind by one statement.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use diesel::result::{Error, QueryResult};
 use diesel::{Connection, PgConnection};
+use uuid::Uuid;
 
 use super::settlement::{Kind, Settlement, delivered, failed};
 use super::sql::settle::{self, Claim, Delivered, Failed, Written};
@@ -173,7 +174,9 @@ fn store(
     let mut stored = settle::stored(conn, name, lease, messages, keeps, log)?;
     let is_left = |one: &&Delivered| !stored.contains(&one.claim.sequence);
     let left: Vec<Delivered> = messages.iter().filter(is_left).cloned().collect();
-    if !left.is_empty() && log.mend(conn, name, &left)? {
+    let feeds = left.iter().map(|one| (&*one.destination, one.registration));
+    let feeds: Vec<(&str, Option<Uuid>)> = feeds.collect::<BTreeSet<_>>().into_iter().collect();
+    if !left.is_empty() && log.mend(conn, name, &feeds)? {
         stored.extend(settle::stored(conn, name, lease, &left, keeps, log)?);
     }
     Ok(stored)

@@ -2,15 +2,12 @@
 //!
 //! Text: parts of the settle's statement, and a function of the outbox.
 
-use std::collections::BTreeSet;
-
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::sql_types::{Array, Nullable, Text, Uuid as SqlUuid};
 use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl};
 use uuid::Uuid;
 
 use crate::engine::settle::sql::log::Log;
-use crate::engine::settle::sql::settle::Delivered;
 use crate::name::OutboxName;
 use crate::sql::statement::statement;
 use crate::sql::table::feed;
@@ -65,13 +62,9 @@ impl Log for Feeds {
         &self,
         conn: &mut PgConnection,
         name: &OutboxName,
-        left: &[Delivered],
+        feeds: &[(&str, Option<Uuid>)],
     ) -> QueryResult<bool> {
-        let feeds: BTreeSet<(&str, Option<Uuid>)> = left
-            .iter()
-            .map(|one| (&*one.destination, one.registration))
-            .collect();
-        let (names, registrations): (Vec<&str>, Vec<Option<Uuid>>) = feeds.into_iter().unzip();
+        let (names, registrations): (Vec<&str>, Vec<Option<Uuid>>) = feeds.iter().copied().unzip();
         let made = make(conn, name, &names, &registrations)?;
         match of_others(conn, name, &names, &registrations)?.first() {
             None => Ok(made > 0),

@@ -5,7 +5,8 @@ use std::fmt::Debug;
 use diesel::PgConnection;
 use diesel::result::QueryResult;
 
-use super::settle::Delivered;
+use uuid::Uuid;
+
 use crate::name::OutboxName;
 
 /// Writes events of feeds, as parts of the settle's statement.
@@ -25,7 +26,7 @@ pub(crate) trait Log: Debug + Send + Sync {
         feeds: &[&str],
     ) -> QueryResult<Vec<String>>;
 
-    /// Makes what a settle of these messages lacks. `true`: it may be repeated.
+    /// Makes what a settle into these feeds lacks, each with its registration. `true`: it may be repeated.
     ///
     /// # Errors
     /// A refusal of the database: the feed belongs to another registration.
@@ -33,7 +34,7 @@ pub(crate) trait Log: Debug + Send + Sync {
         &self,
         conn: &mut PgConnection,
         name: &OutboxName,
-        left: &[Delivered],
+        feeds: &[(&str, Option<Uuid>)],
     ) -> QueryResult<bool>;
 }
 
