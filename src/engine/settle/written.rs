@@ -159,7 +159,8 @@ fn release_broken(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryResult<H
     Ok(broken.iter().map(|one| one.sequence()).collect())
 }
 
-/// Moves messages into their feeds. A feed that has no row yet gets one.
+/// Moves messages into their feeds. A feed that has no row yet gets one. Messages for an earlier registration of an endpoint
+/// are released: whoever claims them next knows what becomes of them.
 fn store(
     conn: &mut PgConnection,
     settle: &Settle<'_>,
@@ -173,8 +174,15 @@ fn store(
     let mut stored = settle::stored(conn, name, lease, messages, keeps, log)?;
     let is_left = |one: &&Delivered| !stored.contains(&one.claim.sequence);
     let left: Vec<Delivered> = messages.iter().filter(is_left).cloned().collect();
-    if !left.is_empty() && log.mend(conn, name, &left)? {
+    if left.is_empty() {
+        return Ok(stored);
+    }
+    let mended = log.mend(conn, name, &left)?;
+    if mended.may_repeat {
         stored.extend(settle::stored(conn, name, lease, &left, keeps, log)?);
+    }
+    if !mended.moved.is_empty() {
+        settle::release(conn, name, lease, &mended.moved)?;
     }
     Ok(stored)
 }

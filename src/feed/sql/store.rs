@@ -9,7 +9,7 @@ use diesel::sql_types::{Array, Nullable, Text, Uuid as SqlUuid};
 use diesel::{PgConnection, RunQueryDsl};
 use uuid::Uuid;
 
-use crate::engine::settle::sql::log::Log;
+use crate::engine::settle::sql::log::{Log, Mended};
 use crate::engine::settle::sql::settle::Delivered;
 use crate::name::OutboxName;
 use crate::sql::statement::statement;
@@ -48,20 +48,28 @@ impl Log for Feeds {
         conn: &mut PgConnection,
         name: &OutboxName,
         left: &[Delivered],
-    ) -> QueryResult<bool> {
+    ) -> QueryResult<Mended> {
         let feeds: BTreeSet<(&str, Option<Uuid>)> = left
             .iter()
             .map(|one| (&*one.destination, one.registration))
             .collect();
         let (names, registrations): (Vec<&str>, Vec<Option<Uuid>>) = feeds.into_iter().unzip();
         let made = make(conn, name, &names, &registrations)?;
-        match of_others(conn, name, &names, &registrations)?.first() {
-            None => Ok(made > 0),
+        let of_others = of_others(conn, name, &names, &registrations)?;
+        let is_moved =
+            |one: &&Delivered| of_others.contains(&(one.destination.to_string(), one.registration));
+        let moved: Vec<&Delivered> = left.iter().filter(is_moved).collect();
+        match moved.iter().find(|one| one.registration.is_none()) {
+            None => Ok(Mended {
+                may_repeat: made > 0,
+                moved: moved.iter().map(|one| one.claim).collect(),
+            }),
             // As the table would refuse it: the settler sets such messages aside, and people are told.
-            Some(feed) => Err(Error::DatabaseError(
+            Some(one) => Err(Error::DatabaseError(
                 DatabaseErrorKind::CheckViolation,
                 Box::new(format!(
-                    "the feed {feed:?} belongs to another registration: its row in {} says which",
+                    "the feed {:?} belongs to another registration: its row in {} says which",
+                    one.destination,
                     name.feed()
                 )),
             )),
@@ -75,15 +83,15 @@ fn of_others(
     name: &OutboxName,
     names: &[&str],
     registrations: &[Option<Uuid>],
-) -> QueryResult<Vec<String>> {
+) -> QueryResult<Vec<(String, Option<Uuid>)>> {
     statement(format!(
-        "SELECT f.name FROM {feed} f JOIN unnest($1::text[], $2::uuid[]) w(name, registration) ON w.name = f.name
+        "SELECT f.name, w.registration FROM {feed} f JOIN unnest($1::text[], $2::uuid[]) w(name, registration) ON w.name = f.name
           WHERE f.registration IS DISTINCT FROM w.registration ORDER BY f.name",
         feed = name.feed(),
     ))
     .bind::<Array<Text>, _>(names)
     .bind::<Array<Nullable<SqlUuid>>, _>(registrations)
-    .giving::<Text>()
+    .giving::<(Text, Nullable<SqlUuid>)>()
     .load(conn)
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use diesel::PgConnection;
 use diesel::result::QueryResult;
 
-use super::settle::Delivered;
+use super::settle::{Claim, Delivered};
 use crate::name::OutboxName;
 
 /// Writes events of feeds, as parts of the settle's statement.
@@ -17,16 +17,25 @@ pub(crate) trait Log: Debug + Send + Sync {
     /// An INSERT of an event for each row of `gone` and its `outcome`, behind the last one of a feed that is `held`.
     fn stores(&self, name: &OutboxName) -> String;
 
-    /// Makes what a settle of these messages lacks. `true`: it may be repeated.
+    /// Makes what a settle of these messages lacks.
     ///
     /// # Errors
-    /// A refusal of the database: the feed belongs to another registration.
+    /// A refusal of the database: the feed of a relay's settings belongs to an endpoint.
     fn mend(
         &self,
         conn: &mut PgConnection,
         name: &OutboxName,
         left: &[Delivered],
-    ) -> QueryResult<bool>;
+    ) -> QueryResult<Mended>;
+}
+
+/// What became of messages that a settle has left.
+#[derive(Debug, Default)]
+pub(crate) struct Mended {
+    /// Whether the settle may be repeated.
+    pub(crate) may_repeat: bool,
+    /// Those whose endpoint was registered anew, or given to another tenant, since they were claimed.
+    pub(crate) moved: Vec<Claim>,
 }
 
 /// The log, if the library is built with feeds.
