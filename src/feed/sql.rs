@@ -5,3 +5,6 @@ pub(crate) mod read;
 pub(crate) mod state;
 pub(crate) mod store;
 pub(crate) mod token;
+
+#[cfg(test)]
+mod tests;

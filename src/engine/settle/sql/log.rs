@@ -26,16 +26,25 @@ pub(crate) trait Log: Debug + Send + Sync {
         feeds: &[&str],
     ) -> QueryResult<Vec<String>>;
 
-    /// Makes what a settle into these feeds lacks, each with its registration. `true`: it may be repeated.
+    /// Makes what a settle into these feeds lacks, each with its registration.
     ///
     /// # Errors
-    /// A refusal of the database: the feed belongs to another registration.
+    /// A refusal of the database: the feed of a relay's settings belongs to an endpoint.
     fn mend(
         &self,
         conn: &mut PgConnection,
         name: &OutboxName,
         feeds: &[(&str, Option<Uuid>)],
-    ) -> QueryResult<bool>;
+    ) -> QueryResult<Mended>;
+}
+
+/// What became of feeds that a settle has left out.
+#[derive(Debug, Default)]
+pub(crate) struct Mended {
+    /// Whether the settle may be repeated.
+    pub(crate) may_repeat: bool,
+    /// Those whose endpoint was registered again, or given to another tenant, since the messages were claimed.
+    pub(crate) moved: Vec<(String, Option<Uuid>)>,
 }
 
 /// The log, if the library is built with feeds.
