@@ -30,7 +30,9 @@ macro_rules! words {
 
 words! {
     code thousands decimal title skip_to_content endpoints deliveries read_only
-    add_endpoint no_endpoints url description topics state all_topics example
+    add_endpoint no_endpoints we_call_you we_call_you_hint you_fetch you_fetch_hint address position not_fetched all_fetched lag_events last_fetched never
+    token make_token token_hint token_once fetch_hint next_hint
+    url description topics state all_topics example
     active failing not_verified disabled paused unusable until_time no_success_since
     why_paused_here why_paused_by_us why_paused_receiver why_paused_breaker
     pause_or_disable pause resume pause_for reason while_paused while_disabled missed_is_kept missed_is_lost
