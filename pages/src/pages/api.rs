@@ -191,7 +191,7 @@ view! {
         /// A filter that messages match.
         filter: Option<Json> = one.filter.as_ref().map(|filter| Json::of(&filter.to_string())),
         description: Option<String> = one.description.clone(),
-        /// `disabled`, `unverified`, `paused`, `failing` or `active`.
+        /// `disabled`, `unverified`, `paused`, `failing`, `unread` or `active`.
         state: String = one.state.to_string(),
         /// Whose act the state is: `owner`, `operator`, `relay` or `receiver`.
         state_by: Option<String> = one.state_by.map(|by| by.to_string()),
@@ -204,6 +204,7 @@ view! {
         /// Why no relay uses the destination.
         problem: Option<String> = one.problem.clone(),
         failing: bool = one.failing,
+        /// Of an unread feed: since when nobody has read it.
         failing_since: Option<Time> = one.failing_since.map(Time::from),
         verification: String = one.verification.to_string(),
         verified_at: Option<Time> = one.verified_at.map(Time::from),

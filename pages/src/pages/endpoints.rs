@@ -107,7 +107,7 @@ fn filter(asked: Asked<'_>, after: Option<&str>) -> Result<EndpointFilter, Wrong
     let state = asked.read("state", |word| match word.parse() {
         Ok(state) => Ok(Some(state)),
         Err(_) => Err(format!(
-            "{word:?} is not a state: expected active, failing, paused, unverified or disabled"
+            "{word:?} is not a state: expected active, unread, failing, paused, unverified or disabled"
         )),
     })?;
     Ok(EndpointFilter::default()
@@ -156,7 +156,7 @@ fn all(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let fields = html! {
         label.field.wide { "Part of the name, URL or description" input name="q" value=(asked.get("q")); }
         (asked.field("Tenant", "tenant"))
-        (asked.choice("State", "state", ["active", "failing", "paused", "unverified", "disabled"]))
+        (asked.choice("State", "state", ["active", "unread", "failing", "paused", "unverified", "disabled"]))
     };
     let content = html! {
         div.title {
@@ -242,7 +242,7 @@ fn state(site: &Site, one: &Endpoint) -> Markup {
             @if one.state_by.is_some() { ":" } " " (words::shortened(&in_words(reason), 200))
         }
         @if let Some(since) = one.failing_since.filter(|_| one.enabled) {
-            div.quiet { "No success since " (moment(since)) }
+            div.quiet { (if feed::is_feed(one) { "Not read since " } else { "No success since " }) (moment(since)) }
         }
         @if let Some(problem) = &one.problem { span.error { (words::shortened(problem, 200)) } }
         " " (held(why.as_deref()))
@@ -370,7 +370,7 @@ fn facts(visit: &Visit<'_>, one: &Endpoint, feed: Option<&FeedState>) -> Markup 
                     @if let Some(rate) = one.allowed_rate { dt { "Allowed rate" } dd { (rate) } }
                     @if !headers.is_empty() { dt { "Headers" } dd { (headers.join(", ")) } }
                     @if let Some(auth) = &one.auth { dt { "Authentication" } dd { (auth) } }
-                    @for (name, time) in [("Registered", one.created_at), ("Changed", one.updated_at), ("Verified", one.verified_at), ("Failing since", one.failing_since), ("Older secrets sign until", one.old_secrets_until.filter(|until| *until > SystemTime::now()))] {
+                    @for (name, time) in [("Registered", one.created_at), ("Changed", one.updated_at), ("Verified", one.verified_at), (if feed::is_feed(one) { "Unread since" } else { "Failing since" }, one.failing_since), ("Older secrets sign until", one.old_secrets_until.filter(|until| *until > SystemTime::now()))] {
                         @if let Some(time) = time {
                             dt { (name) } dd { (words::moment(&humantime::format_rfc3339_seconds(time).to_string())) }
                         }

@@ -150,7 +150,7 @@ view! {
         topics: Vec<String> = one.topics.clone(),
         /// A filter that events match; null: all events.
         filter: Option<Json> = one.filter.as_ref().map(|filter| Json::of(&filter.to_string())),
-        /// `disabled`, `unverified`, `paused`, `failing` or `active`.
+        /// `disabled`, `unverified`, `paused`, `failing`, `unread` or `active`.
         state: String = one.state.to_string(),
         /// Whose act the state is: `owner`, `operator`, `relay` or `receiver`.
         state_by: Option<String> = one.state_by.map(|by| by.to_string()),
@@ -160,6 +160,7 @@ view! {
         state_reason: Option<String> = endpoints::reason(one),
         /// What to do about the state; empty: nothing.
         hint: &'static str = endpoints::hint(one, words()),
+        /// Of an unread feed: since when nobody has read it.
         failing_since: Option<Time> = one.failing_since.map(Time::from),
         verification_error: Option<String> = one.public_verification_error(),
         old_secret_until: Option<Time> = one.old_secrets_until.filter(|until| *until > SystemTime::now()).map(Time::from),

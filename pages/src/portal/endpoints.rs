@@ -146,6 +146,7 @@ pub(super) fn hint(one: &Endpoint, words: &Words) -> &'static str {
         (EndpointState::Paused, Some(Hand::Receiver)) => words.why_paused_receiver,
         (EndpointState::Paused, _) => words.why_paused_by_us,
         (EndpointState::Failing, _) => words.why_failing,
+        (EndpointState::Unread, _) => words.why_unread,
         _ => "",
     }
 }
@@ -187,6 +188,7 @@ fn state(asked: &Asked<'_>, one: &Endpoint) -> Markup {
         EndpointState::Unverified => ("badge wait", words.not_verified),
         EndpointState::Paused => ("badge wait", words.paused),
         EndpointState::Failing => ("badge bad", words.failing),
+        EndpointState::Unread => ("badge bad", words.unread),
         _ => ("badge good", words.active),
     };
     let why = hint(one, words);
@@ -199,7 +201,7 @@ fn state(asked: &Asked<'_>, one: &Endpoint) -> Markup {
         @if let Some(reason) = reason(one).filter(|reason| reason != PORTAL) { ": " (shortened(&reason, 200)) }
         @if !why.is_empty() { span.why { (why) } }
         @if let Some(error) = error.filter(|_| !one.is_verified()) { span.error { (words.failure(&error)) } }
-        @if let Some(since) = since { span.why.quiet { (moment(words.no_success_since, since)) } }
+        @if let Some(since) = since { span.why.quiet { (moment(if is_feed(one) { words.not_fetched_since } else { words.no_success_since }, since)) } }
     }
 }
 
