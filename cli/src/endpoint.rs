@@ -117,7 +117,7 @@ pub(crate) struct List {
     /// Only this tenant
     #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,
-    /// Only failing endpoints: no send has succeeded for ten minutes since the first failure
+    /// Only failing endpoints: no send has succeeded for ten minutes since the first failure, or nobody reads the feed
     #[arg(long)]
     failing: bool,
     /// Only disabled endpoints
@@ -545,9 +545,13 @@ fn list(conn: &mut PgConnection, endpoints: Endpoints<'_>, how: &List) -> Result
     }
     let mut table = output::table(&["name", "url", "topics", "tenant", "state"]);
     for one in &found {
+        let url = match one.kind {
+            EndpointKind::Feed => "(feed)".to_owned(),
+            _ => without_credentials(&one.url),
+        };
         table.add_row([
             output::name(&one.name),
-            output::name(&without_credentials(&one.url)),
+            output::name(&url),
             output::name(&one.topics.join(" ")),
             one.tenant_id.map(|id| id.to_string()).unwrap_or_default(),
             state(one),
@@ -582,7 +586,11 @@ fn shown(one: &Endpoint) -> String {
         }
     };
     let headers: Vec<&str> = one.headers.iter().map(|(name, _)| name.as_str()).collect();
-    row("url", Some(without_credentials(&one.url)));
+    row("kind", Some(one.kind.to_string()));
+    row(
+        "url",
+        (one.kind != EndpointKind::Feed).then(|| without_credentials(&one.url)),
+    );
     row("topics", Some(one.topics.join(" ")));
     row("tenant", one.tenant_id.map(|tenant| tenant.to_string()));
     row("filter", one.filter.as_ref().map(Value::to_string));
@@ -602,7 +610,11 @@ fn shown(one: &Endpoint) -> String {
     row("description", one.description.clone());
     row("registered", one.created_at.map(time));
     row("changed", one.updated_at.map(time));
-    row("failing since", one.failing_since.map(time));
+    let since = match one.kind {
+        EndpointKind::Feed => "unread since",
+        _ => "failing since",
+    };
+    row(since, one.failing_since.map(time));
     row("older secrets sign until", old_secrets_until(one).map(time));
     table.to_string()
 }
@@ -625,6 +637,7 @@ fn json_value(text: &str) -> Result<Value, String> {
 #[derive(Serialize)]
 struct Shown<'a> {
     name: &'a str,
+    kind: &'static str,
     url: String,
     topics: &'a [String],
     tenant_id: Option<String>,
@@ -669,6 +682,7 @@ impl<'a> Shown<'a> {
         let options = PolicyOption::of_endpoints();
         Self {
             name: &one.name,
+            kind: one.kind.as_str(),
             url: without_credentials(&one.url),
             topics: &one.topics,
             tenant_id: one.tenant_id.map(|tenant| tenant.to_string()),

@@ -3,6 +3,7 @@
 //! Each of both has one table of routes. The router finds a route there, and the OpenAPI document is made from the table
 //! and from the types of the answers, so neither has a route that the other lacks.
 
+pub(crate) mod feed;
 mod once;
 mod openapi;
 

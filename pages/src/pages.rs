@@ -228,6 +228,7 @@ const ACTS: &[(&str, Answer)] = &[
     ("/endpoint/send-again", endpoints::change::answer),
     ("/endpoint/test", endpoints::change::tested),
     ("/endpoint/verify", endpoints::edit::verify),
+    ("/feed/token", endpoints::feed::token),
     ("/pause", pauses::pause),
     ("/resume", pauses::resume),
 ];

@@ -18,6 +18,7 @@ use crate::config::{Auth, ConfigError, PolicyOption, SecretKeys, SigningSecret};
 use crate::dispatch::EndpointRefusal;
 use crate::endpoints::sql::served;
 use crate::engine::send::sql::pause::{self, Pausable};
+use crate::error::DatabaseError;
 use crate::hand::Hand;
 use crate::name::OutboxName;
 use crate::outbox::Outbox;
@@ -105,6 +106,15 @@ impl From<diesel::result::Error> for EndpointError {
         match store::exceeds_limit(&error) {
             true => Self::TooMany(error),
             false => Self::Database(error),
+        }
+    }
+}
+
+impl From<DatabaseError> for EndpointError {
+    fn from(error: DatabaseError) -> Self {
+        match error {
+            DatabaseError::Statement(error) => error.into(),
+            other => Self::Database(diesel::result::Error::QueryBuilderError(Box::new(other))),
         }
     }
 }

@@ -46,6 +46,8 @@ words! {
         Unverified = "unverified",
         /// New messages are addressed to the endpoint, and wait.
         Paused = "paused",
+        /// A feed has events, and no reader with a token was here for `OUTBOX_FEED_UNREAD_AFTER`.
+        Unread = "unread",
         /// No send has succeeded for ten minutes since the first failure.
         Failing = "failing",
         /// Messages are sent.
@@ -152,9 +154,11 @@ pub struct Endpoint {
     /// When the endpoint was last changed.
     pub updated_at: Option<SystemTime>,
     /// The time of the first failed send since the last successful one; `None`: the last send was successful, as far as
-    /// the relays have recorded it. [`put`](crate::endpoints::Endpoints::put) ignores the value.
+    /// the relays have recorded it. Of a feed that is failing: since when nobody has read it.
+    /// [`put`](crate::endpoints::Endpoints::put) ignores the value.
     pub failing_since: Option<SystemTime>,
-    /// Whether the endpoint is failing: no send has succeeded for ten minutes since the first failure. Set by the relays.
+    /// Whether the endpoint is failing: no send has succeeded for ten minutes since the first failure; or it is a feed that
+    /// has events, and that nobody reads. Set by the relays.
     pub failing: bool,
     /// The reason code of that failure.
     pub failing_reason: Option<String>,
@@ -306,7 +310,7 @@ impl Endpoint {
 
     /// Decides the state from the row, and the pause that ends last: the only place that does, beside the SQL function.
     pub(crate) fn set_state(&mut self, pause: Option<PausedBy>) {
-        use EndpointState::{Active, Disabled, Failing, Paused, Unverified};
+        use EndpointState::{Active, Disabled, Failing, Paused, Unread, Unverified};
 
         let (state, by, until, reason) = match (self.enabled, self.is_verified(), pause) {
             (false, ..) => (
@@ -317,6 +321,7 @@ impl Endpoint {
             ),
             (_, false, _) => (Unverified, None, None, self.verification_error.clone()),
             (.., Some(pause)) => (Paused, Some(pause.by), pause.until, Some(pause.reason)),
+            _ if self.failing && self.is_feed() => (Unread, None, None, None),
             _ if self.failing => (Failing, None, None, self.failing_reason.clone()),
             _ => (Active, None, None, None),
         };

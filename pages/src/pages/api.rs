@@ -24,10 +24,11 @@ use uuid::Uuid;
 
 use super::asked::{Asked, Wrong};
 use super::endpoints::change::{self, test as send_test};
-use super::endpoints::edit::{Written, ask, new_secret, write};
-use super::endpoints::{self, search, send, url};
+use super::endpoints::edit::{self, Written, ask, new_secret, write};
+use super::endpoints::{self, feed, search, send, url};
 use super::messages::{self, waiting};
 use super::{Refusal, Visit, acts, audit, dead, keys, ledger, pauses, topics};
+use crate::api::feed::{Feed, Token};
 use crate::api::{
     self, Caller, DONE, Done, Json, Listed, Nothing, Problem, Route, Time, document, millis, route,
     time, view,
@@ -56,7 +57,7 @@ impl api::Call<'_, Site, Guest> {
     }
 }
 
-/// How long older secrets sign beside a new one, if the request does not say.
+/// How long older secrets sign, and older tokens hold, beside a new one, if the request does not say.
 const OVERLAP: &str = "24h";
 
 /// All routes.
@@ -72,6 +73,9 @@ static ROUTES: LazyLock<Vec<Route<Site, Guest>>> = LazyLock::new(|| {
         route!(POST "/endpoints/{name}/test", Act, "Send a test event now.", test_endpoint <- Because => Tested, lasts: true),
         route!(GET "/endpoints/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, is_list: true),
         route!(POST "/endpoints/{name}/deliveries/{id}/send-again", Act, "Send a message to the endpoint again.", send_again <- Because => Done),
+        route!(GET "/feeds", Look, "Feeds, by name, and how far they are read.", list_feeds => Listed<Feed>, is_list: true),
+        route!(GET "/feeds/{name}", Look, "How far a feed is read.", get_feed => Feed),
+        route!(POST "/feeds/{name}/token", Secrets, "Make a token for the readers of a feed.", make_token <- Tokens => Token),
         route!(GET "/messages", Look, "Waiting messages, next due first.", list_messages => Listed<Message>, query: waiting::NAMES, is_list: true),
         route!(GET "/messages/{key}", Look, "A message, by id, idempotency key or sequence.", get_message => Known),
         route!(POST CANCEL.path, Act, CANCEL.about, cancel_message <- One => Became),
@@ -106,6 +110,12 @@ pub(crate) fn answer(site: &Site, request: &Request, path: &str) -> Response {
             guest.is_script |= request.is_of_program();
             let form_token = request.header("x-form-token").unwrap_or_default();
             site.access.check_change(request, &guest, form_token)?;
+        }
+        if !guest.rights.meet(route.needs) {
+            return Err(Response::text(
+                StatusCode::FORBIDDEN,
+                "you may not see secrets\n",
+            ));
         }
         Ok(guest)
     };
@@ -172,14 +182,16 @@ view! {
     /// An endpoint.
     Endpoint of (one: &Row, guest: &Guest, refused: Option<String>) {
         name: String = one.name.clone(),
-        /// Without most of the path, if the visitor may not see payloads.
+        /// `webhook` or `feed`.
+        kind: String = one.kind.to_string(),
+        /// Without most of the path, if the visitor may not see payloads. Empty: a feed.
         url: String = url(guest, one),
         topics: Vec<String> = one.topics.clone(),
         tenant: Option<Uuid> = one.tenant_id,
         /// A filter that messages match.
         filter: Option<Json> = one.filter.as_ref().map(|filter| Json::of(&filter.to_string())),
         description: Option<String> = one.description.clone(),
-        /// `disabled`, `unverified`, `paused`, `failing` or `active`.
+        /// `disabled`, `unverified`, `paused`, `failing`, `unread` or `active`.
         state: String = one.state.to_string(),
         /// Whose act the state is: `owner`, `operator`, `relay` or `receiver`.
         state_by: Option<String> = one.state_by.map(|by| by.to_string()),
@@ -192,6 +204,7 @@ view! {
         /// Why no relay uses the destination.
         problem: Option<String> = one.problem.clone(),
         failing: bool = one.failing,
+        /// Of an unread feed: since when nobody has read it.
         failing_since: Option<Time> = one.failing_since.map(Time::from),
         verification: String = one.verification.to_string(),
         verified_at: Option<Time> = one.verified_at.map(Time::from),
@@ -527,6 +540,9 @@ struct Became {
 #[serde(deny_unknown_fields)]
 struct Registration {
     name: String,
+    /// `webhook` (messages are posted to its URL) or `feed` (consumers read it); absent: `webhook`.
+    #[serde(default)]
+    kind: String,
     #[serde(default)]
     endpoint: Written,
 }
@@ -569,6 +585,16 @@ struct EndpointDone {
 #[serde(deny_unknown_fields)]
 struct Rotation {
     /// How long older secrets also sign (24h).
+    keep: Option<String>,
+    /// Recorded with the act.
+    #[serde(default)]
+    why: String,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Tokens {
+    /// After this time, older tokens end (24h).
     keep: Option<String>,
     /// Recorded with the act.
     #[serde(default)]
@@ -748,7 +774,8 @@ fn get_endpoint(call: &Call<'_>) -> Found<Endpoint> {
 
 fn register_endpoint(call: &Call<'_>, new: Registration) -> Found<RegisteredEndpoint> {
     let (visit, guest) = (&call.visit(), call.visitor);
-    let secret = write(visit, &new.name, false, new.endpoint)?;
+    let kind = edit::kind(&new.kind).map_err(|refusal| Problem::from(refusal).of_field("kind"))?;
+    let secret = write(visit, &new.name, Some(kind), new.endpoint)?;
     let found = endpoints::get(visit, &new.name)?;
     Ok(RegisteredEndpoint {
         endpoint: Endpoint::of(&found, guest, endpoints::refusal(visit, &new.name)?),
@@ -757,7 +784,7 @@ fn register_endpoint(call: &Call<'_>, new: Registration) -> Found<RegisteredEndp
 }
 
 fn change_endpoint(call: &Call<'_>, written: Written) -> Found<Endpoint> {
-    write(&call.visit(), call.part("name"), true, written)?;
+    write(&call.visit(), call.part("name"), None, written)?;
     get_endpoint(call)
 }
 
@@ -903,6 +930,23 @@ fn list_deliveries(call: &Call<'_>) -> Found<Listed<Delivery>> {
         is_complete: found.is_complete,
         ..Listed::new(&found.rows, Delivery::of, next)
     })
+}
+
+fn list_feeds(call: &Call<'_>) -> Found<Listed<Feed>> {
+    let after: Option<String> = call.cursor()?;
+    let (found, next) = feed::list(&call.visit(), after.as_deref(), call.limit()?)?;
+    Ok(Listed::new(&found, Feed::of, next))
+}
+
+fn get_feed(call: &Call<'_>) -> Found<Feed> {
+    let found = feed::get(&call.visit(), call.part("name"))?;
+    Ok(Feed::of(&found))
+}
+
+fn make_token(call: &Call<'_>, given: Tokens) -> Found<Token> {
+    let keep = given.keep.as_deref().unwrap_or(OVERLAP);
+    let made = feed::new_token(&call.visit(), call.part("name"), keep, &given.why)?;
+    Ok(made.ok_or_else(Problem::missing)?.into())
 }
 
 fn list_messages(call: &Call<'_>) -> Found<Listed<Message>> {

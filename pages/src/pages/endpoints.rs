@@ -2,6 +2,7 @@
 
 pub(super) mod change;
 pub(super) mod edit;
+pub(super) mod feed;
 pub(super) mod send;
 
 use std::time::{Duration, Instant, SystemTime};
@@ -13,7 +14,7 @@ use diesel_outbox::endpoints::{
     Deliveries, Delivery, DeliveryCount, DeliveryFilter, Endpoint, EndpointError, EndpointFilter,
     EndpointState, Endpoints,
 };
-use diesel_outbox::program::{self, PolicyOption, SENDING_ACTS, while_disabled};
+use diesel_outbox::program::{self, FeedState, PolicyOption, SENDING_ACTS, while_disabled};
 use diesel_outbox::{Outbox, OutboxName};
 use maud::{Markup, html};
 
@@ -106,7 +107,7 @@ fn filter(asked: Asked<'_>, after: Option<&str>) -> Result<EndpointFilter, Wrong
     let state = asked.read("state", |word| match word.parse() {
         Ok(state) => Ok(Some(state)),
         Err(_) => Err(format!(
-            "{word:?} is not a state: expected active, failing, paused, unverified or disabled"
+            "{word:?} is not a state: expected active, unread, failing, paused, unverified or disabled"
         )),
     })?;
     Ok(EndpointFilter::default()
@@ -155,7 +156,7 @@ fn all(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let fields = html! {
         label.field.wide { "Part of the name, URL or description" input name="q" value=(asked.get("q")); }
         (asked.field("Tenant", "tenant"))
-        (asked.choice("State", "state", ["active", "failing", "paused", "unverified", "disabled"]))
+        (asked.choice("State", "state", ["active", "unread", "failing", "paused", "unverified", "disabled"]))
     };
     let content = html! {
         div.title {
@@ -166,14 +167,15 @@ fn all(visit: &Visit<'_>) -> Result<Response, Refusal> {
         (list(
             ("rows", "Sorted by name"),
             after.map(|_| asked.link("/endpoints", &[])),
-            &rows(visit, &found),
+            &rows(visit, &found)?,
             next.map(|last| ("Next", asked.link("/endpoints", &[("after", &last)]))),
         ))
     };
     Ok(visit.page("Endpoints").answer(&content))
 }
 
-pub(super) fn rows(visit: &Visit<'_>, found: &[Endpoint]) -> Markup {
+pub(super) fn rows(visit: &Visit<'_>, found: &[Endpoint]) -> Result<Markup, Refusal> {
+    let feeds = feed::of(visit, found)?;
     let columns = [
         Column("Name, URL and description", Kind::Text),
         Column("Topics", Kind::Plain),
@@ -185,7 +187,14 @@ pub(super) fn rows(visit: &Visit<'_>, found: &[Endpoint]) -> Markup {
             vec![
                 html! {
                     a.key href=(page_of(&one.name)) { (words::name(&one.name)) }
-                    div.quiet.key { (words::shortened(&url(visit.guest, one), 80)) }
+                    @if feed::is_feed(one) {
+                        div.quiet {
+                            "Feed"
+                            @if let Some(state) = feeds.get(&one.name) { ": " (feed::lag(state)) "; last read " (feed::last_read(state)) }
+                        }
+                    } @else {
+                        div.quiet.key { (words::shortened(&url(visit.guest, one), 80)) }
+                    }
                     @if let Some(description) = &one.description {
                         div.quiet { (words::shortened(description, 80)) }
                     }
@@ -195,11 +204,19 @@ pub(super) fn rows(visit: &Visit<'_>, found: &[Endpoint]) -> Markup {
             ]
         })
         .collect();
-    table_or("No endpoint matches.", "Endpoints", &columns, &rows)
+    Ok(table_or(
+        "No endpoint matches.",
+        "Endpoints",
+        &columns,
+        &rows,
+    ))
 }
 
-/// The URL, without most of its path if payloads are masked.
+/// The URL, without most of its path if payloads are masked. Empty: a feed.
 pub(super) fn url(guest: &Guest, one: &Endpoint) -> String {
+    if feed::is_feed(one) {
+        return String::new();
+    }
     match guest.rights.payloads {
         true => text::without_user(&one.url),
         false => text::without_secrets(&one.url),
@@ -225,7 +242,7 @@ fn state(site: &Site, one: &Endpoint) -> Markup {
             @if one.state_by.is_some() { ":" } " " (words::shortened(&in_words(reason), 200))
         }
         @if let Some(since) = one.failing_since.filter(|_| one.enabled) {
-            div.quiet { "No success since " (moment(since)) }
+            div.quiet { (if feed::is_feed(one) { "Not read since " } else { "No success since " }) (moment(since)) }
         }
         @if let Some(problem) = &one.problem { span.error { (words::shortened(problem, 200)) } }
         " " (held(why.as_deref()))
@@ -271,6 +288,7 @@ fn one(visit: &Visit<'_>, name: &str) -> Result<Response, Refusal> {
     let windows = if after.is_none() { WINDOWS } else { 0 };
     let began = Instant::now();
     let (found, deliveries, counts) = deliveries(visit, name, after, PAGE, windows)?;
+    let feed = feed::of(visit, std::slice::from_ref(&found))?.remove(name);
     // Do not repeat a slow search.
     let is_live = after.is_none() && began.elapsed() < QUICK;
     let content = html! {
@@ -284,7 +302,7 @@ fn one(visit: &Visit<'_>, name: &str) -> Result<Response, Refusal> {
                 ". Its messages wait, unless another relay has settings that allow it."
             }
         }
-        (facts(visit, &found))
+        (facts(visit, &found, feed.as_ref()))
         @if after.is_none() { (curves(&counts)) }
         @if visit.guest.rights.act { (actions(visit, &found)) }
         (deliveries_of(visit.guest, name, &deliveries, after.is_some()))
@@ -320,7 +338,7 @@ fn curves(counts: &[Option<DeliveryCount>]) -> Markup {
     }
 }
 
-fn facts(visit: &Visit<'_>, one: &Endpoint) -> Markup {
+fn facts(visit: &Visit<'_>, one: &Endpoint, feed: Option<&FeedState>) -> Markup {
     let headers: Vec<&str> = one.headers.iter().map(|(name, _)| name.as_str()).collect();
     html! {
         section.panel aria-labelledby="facts" {
@@ -334,7 +352,9 @@ fn facts(visit: &Visit<'_>, one: &Endpoint) -> Markup {
                     dd {
                         (state(visit.site, one))
                     }
-                    dt { "URL" } dd { span.key { (url(visit.guest, one)) } }
+                    dt { "Kind" } dd { (one.kind) }
+                    @if !feed::is_feed(one) { dt { "URL" } dd { span.key { (url(visit.guest, one)) } } }
+                    @if let Some(feed) = feed { (feed::facts(feed)) }
                     @if let Some(text) = &one.description { dt { "Description" } dd { (text) } }
                     dt { "Topics" } dd { (one.topics.join(", ")) }
                     @if let Some(tenant) = one.tenant_id { dt { "Tenant" } dd { (words::tenant(tenant)) } }
@@ -350,7 +370,7 @@ fn facts(visit: &Visit<'_>, one: &Endpoint) -> Markup {
                     @if let Some(rate) = one.allowed_rate { dt { "Allowed rate" } dd { (rate) } }
                     @if !headers.is_empty() { dt { "Headers" } dd { (headers.join(", ")) } }
                     @if let Some(auth) = &one.auth { dt { "Authentication" } dd { (auth) } }
-                    @for (name, time) in [("Registered", one.created_at), ("Changed", one.updated_at), ("Verified", one.verified_at), ("Failing since", one.failing_since), ("Older secrets sign until", one.old_secrets_until.filter(|until| *until > SystemTime::now()))] {
+                    @for (name, time) in [("Registered", one.created_at), ("Changed", one.updated_at), ("Verified", one.verified_at), (if feed::is_feed(one) { "Unread since" } else { "Failing since" }, one.failing_since), ("Older secrets sign until", one.old_secrets_until.filter(|until| *until > SystemTime::now()))] {
                         @if let Some(time) = time {
                             dt { (name) } dd { (words::moment(&humantime::format_rfc3339_seconds(time).to_string())) }
                         }
@@ -389,10 +409,10 @@ fn actions(visit: &Visit<'_>, one: &Endpoint) -> Markup {
     };
     html! {
         div.acts {
-            (panel("Test", &form("/endpoint/test", &html! {
+            @if !feed::is_feed(one) { (panel("Test", &form("/endpoint/test", &html! {
                 button.second { "Send a test event" }
                 span.quiet { code { "outbox.test" } ", sent at once, even to a disabled endpoint." }
-            })))
+            }))) }
             (panel("Failed and missed messages", &html! {
                 @for act in SENDING_ACTS {
                     (form(&format!("/endpoint/{}", act.name), &html! {
@@ -421,10 +441,17 @@ fn actions(visit: &Visit<'_>, one: &Endpoint) -> Markup {
                     }))
                 }
             }))
-            (panel("Signing secret", &form("/endpoint/rotate", &html! {
-                label.field { "Older secrets also sign for" input name="keep" value="24h" required; }
-                button.second { "New secret" }
-            })))
+            @if !feed::is_feed(one) {
+                (panel("Signing secret", &form("/endpoint/rotate", &html! {
+                    label.field { "Older secrets also sign for" input name="keep" value="24h" required; }
+                    button.second { "New secret" }
+                })))
+            } @else if guest.rights.secrets {
+                (panel("Token", &form("/feed/token", &html! {
+                    label.field { "Older tokens end after" input name="keep" value="24h" required; }
+                    button.second { "Make a token" }
+                })))
+            }
             (panel("Remove", &form("/endpoint/remove", &html! { button.danger { "Remove…" } })))
         }
     }

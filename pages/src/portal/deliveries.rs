@@ -11,6 +11,7 @@ use http::StatusCode;
 use maud::{Markup, html};
 use uuid::Uuid;
 
+use super::endpoints::label;
 use super::own::Own;
 use super::words::Words;
 use super::{Asked, ENDPOINTS, Refusal, endpoint_page, with_time};
@@ -20,7 +21,6 @@ use crate::pages::mask::indented;
 use crate::pages::table::{Column, Kind, table};
 use crate::pages::words::{self as shown, in_seconds, shortened};
 use crate::response::Response;
-use crate::text::without_user;
 
 /// Deliveries per page.
 const PAGE: usize = 50;
@@ -120,7 +120,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
             label.field.wide { (words.endpoint)
                 select name="name" {
                     @for one in &endpoints {
-                        option value=(one.name) selected[one.name == chosen.name] { (shortened(&without_user(&one.url), 80)) }
+                        option value=(one.name) selected[one.name == chosen.name] { (shortened(&label(one), 80)) }
                     }
                 }
             }
@@ -272,7 +272,7 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
             div.body {
                 dl.facts {
                     dt { (words.message) } dd.key { (delivery.message_id) }
-                    dt { (words.endpoint) } dd.key { (without_user(&one.url)) }
+                    dt { (words.endpoint) } dd.key { (label(&one)) }
                     dt { (words.state) } dd { (outcome(words, delivery)) }
                     dt { (words.attempts) } dd { (delivery.attempts) }
                     dt { (words.enqueued) } dd { (shown::time(&delivery.created_at)) }
