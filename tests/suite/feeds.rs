@@ -66,7 +66,10 @@ impl<'a> Consumer<'a> {
             .expect("a cursor")
             .to_owned();
         let link = answer.header("link").expect("a link");
-        assert!(link.contains(&self.after) && link.contains("rel=\"next\""), "{link}");
+        assert!(
+            link.contains(&self.after) && link.contains("rel=\"next\""),
+            "{link}"
+        );
         serde_json::from_str(&answer.body).expect("JSON")
     }
 }
@@ -98,7 +101,9 @@ fn stored(database: &Database, feed: &str) -> i64 {
 fn r73_a_customer_reads_a_feed_over_http() {
     let database = Database::new();
     let tenant = Uuid::now_v7();
-    let put = ["endpoint", "put", "crm", "--feed", "--topic", "order.*", "--tenant"];
+    let put = [
+        "endpoint", "put", "crm", "--feed", "--topic", "order.*", "--tenant",
+    ];
     let mut put = database.binary(&put);
     put.arg(tenant.to_string());
     finish(put).code(0);
@@ -129,12 +134,22 @@ fn r73_a_customer_reads_a_feed_over_http() {
     }
     assert_eq!(positions(&all), (1..=20).collect::<Vec<_>>());
     let numbers = |keyed: bool| -> Vec<i64> {
-        let of = all.iter().filter(|one| one.get("partitionkey").is_some() == keyed);
-        of.map(|one| one["data"]["n"].as_i64().expect("n")).collect()
+        let of = all
+            .iter()
+            .filter(|one| one.get("partitionkey").is_some() == keyed);
+        of.map(|one| one["data"]["n"].as_i64().expect("n"))
+            .collect()
     };
-    assert_eq!(numbers(true), (0..20).step_by(2).collect::<Vec<_>>(), "in order of the key");
+    assert_eq!(
+        numbers(true),
+        (0..20).step_by(2).collect::<Vec<_>>(),
+        "in order of the key"
+    );
     assert_eq!(numbers(false).len(), 10);
-    assert_eq!((&all[0]["type"], &all[0]["subject"]), (&json!("order.paid"), &json!("s")));
+    assert_eq!(
+        (&all[0]["type"], &all[0]["subject"]),
+        (&json!("order.paid"), &json!("s"))
+    );
 
     // Caught up: an empty page with the same cursor, at once.
     let before = reader.after.clone();
@@ -150,7 +165,11 @@ fn r73_a_customer_reads_a_feed_over_http() {
         let events = polled.join().expect("a page");
         assert_eq!(positions(&events), [21]);
     });
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        began.elapsed()
+    );
 
     // What was read again is the same.
     let again: Vec<Value> =
@@ -163,15 +182,30 @@ fn r73_a_customer_reads_a_feed_over_http() {
         ("crm", "", 401),
     ] {
         let headers = [format!("authorization: Bearer {token}")];
-        let headers: Vec<&str> = headers.iter().map(String::as_str).filter(|_| !token.is_empty()).collect();
+        let headers: Vec<&str> = headers
+            .iter()
+            .map(String::as_str)
+            .filter(|_| !token.is_empty())
+            .collect();
         let path = format!("GET /api/v1/feeds/{path}/events");
         let answer = page.request(&path, &headers, "");
         assert_eq!(answer.status, status, "{path} {token} {answer:?}");
-        assert_eq!(answer.header("content-type"), Some("application/problem+json"));
+        assert_eq!(
+            answer.header("content-type"),
+            Some("application/problem+json")
+        );
     }
     for query in [
-        "limit=0", "limit=1001", "limit=x", "wait=61s", "wait=5", "after=", "after=soon", "after=1",
-        "before=1", "limit=1&limit=2",
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "wait=61s",
+        "wait=5",
+        "after=",
+        "after=soon",
+        "after=1",
+        "before=1",
+        "limit=1&limit=2",
     ] {
         assert_eq!(reader.get(query).status, 400, "{query}");
     }
@@ -179,7 +213,10 @@ fn r73_a_customer_reads_a_feed_over_http() {
     let changed = reader.get(&ahead);
     assert_eq!(changed.status, 409, "{changed:?}");
     let problem: Value = serde_json::from_str(&changed.body).expect("JSON");
-    assert_eq!((&problem["type"], &problem["last_position"]), (&json!("feed-changed"), &json!(21)));
+    assert_eq!(
+        (&problem["type"], &problem["last_position"]),
+        (&json!("feed-changed"), &json!(21))
+    );
     let end: Answer = reader.get("after=end");
     assert_eq!(end.header("outbox-feed-next"), Some(reader.after.as_str()));
 
@@ -188,7 +225,8 @@ fn r73_a_customer_reads_a_feed_over_http() {
         "SELECT to_char(stored_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') FROM {o}_feed_event WHERE feed = 'crm' AND position = 21",
     );
     let since: Vec<Value> =
-        serde_json::from_str(&reader.get(&format!("after={}", time.expect("a time"))).body).expect("JSON");
+        serde_json::from_str(&reader.get(&format!("after={}", time.expect("a time"))).body)
+            .expect("JSON");
     assert_eq!(positions(&since), [21]);
 
     // A new token, and the old one for a while.
@@ -208,7 +246,9 @@ fn r73_webhooks_and_feeds_get_the_same_messages() {
     let conn = &mut database.connect();
     let endpoints = database.outbox();
     let endpoints = endpoints.endpoints();
-    endpoints.put(conn, &Endpoint::new("hook", receiver.url())).expect("put");
+    endpoints
+        .put(conn, &Endpoint::new("hook", receiver.url()))
+        .expect("put");
     make(&database, "crm");
     make(&database, "other");
     let relay = relay(&database).start().expect("a relay");
@@ -220,8 +260,13 @@ fn r73_webhooks_and_feeds_get_the_same_messages() {
     eventually("both feeds have them", || {
         stored(&database, "crm") == 30 && stored(&database, "other") == 30
     });
-    eventually("all are settled", || database.number("SELECT count(*) FROM {o}") == 0);
-    assert_eq!(database.number("SELECT count(*) FROM {o}_ledger WHERE status = 'delivered'"), 90);
+    eventually("all are settled", || {
+        database.number("SELECT count(*) FROM {o}") == 0
+    });
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o}_ledger WHERE status = 'delivered'"),
+        90
+    );
     for feed in ["crm", "other"] {
         let gaps = format!(
             "SELECT count(*) FROM (SELECT position - row_number() OVER (ORDER BY position) AS gap FROM {{o}}_feed_event WHERE feed = '{feed}') e WHERE gap <> 0"
