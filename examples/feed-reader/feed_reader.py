@@ -6,6 +6,7 @@ The position is kept in SQLite, in the transaction of the work: both are stored,
 """
 
 import http.client
+import itertools
 import json
 import random
 import sqlite3
@@ -17,53 +18,31 @@ import urllib.request
 WAIT, MARGIN, MOST_BYTES = 20, 30, 64 * 1024 * 1024
 
 
+def work(db, event):
+    """What an event is for. What is written through `db` is written exactly once."""
+    db.execute("INSERT INTO orders (id, event) VALUES (?, ?)", [event["id"], json.dumps(event)])
+
+
 class NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_):
         return None  # The token is for this server only.
 
 
 def page(url, token, after):
-    """The events behind the cursor, and the next cursor. Waits for the first event for at most WAIT seconds."""
+    """The events behind the cursor and the next cursor. Retries what a retry can help; else the program ends."""
     request = urllib.request.Request(f"{url}?after={after}&wait={WAIT}s", headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.build_opener(NoRedirects).open(request, timeout=WAIT + MARGIN) as answer:
-        body = answer.read(MOST_BYTES + 1)
-        if len(body) > MOST_BYTES:
-            raise ValueError(f"a page of more than {MOST_BYTES} bytes")
-        return json.loads(body), answer.headers["outbox-feed-next"]
-
-
-def retried_page(url, token, after):
-    """As page, after as many tries as it takes. An error that a retry cannot help ends the program."""
-    for tries in range(sys.maxsize):
+    for tries in itertools.count():
+        delay = min(30, 0.5 * 2 ** min(tries, 6))
         try:
-            return page(url, token, after)
-        except urllib.error.HTTPError as error:  # 410, 409: the position is too old, or the feed was restored.
+            with urllib.request.build_opener(NoRedirects).open(request, timeout=WAIT + MARGIN) as answer:
+                return json.loads(answer.read(MOST_BYTES)), answer.headers["outbox-feed-next"]
+        except urllib.error.HTTPError as error:  # 410: events behind the cursor were removed; 409: the feed was restored.
             if error.code != 429 and error.code < 500:
                 raise SystemExit(f"{error.code}: {error.read(1000).decode()}")
-            delay = error.headers["retry-after"]
+            delay = max(delay, float(error.headers["retry-after"] or 0))
         except (OSError, http.client.HTTPException) as error:
-            delay = None
-        time.sleep(float(delay or min(30, 0.5 * 2 ** min(tries, 6))) * random.uniform(1, 1.5))
-
-
-def work(db, event):
-    """What an event is for. Only what is written through `db` has its effect exactly once."""
-    db.execute("INSERT INTO orders (id, event) VALUES (?, ?)", [event["id"], json.dumps(event)])
-
-
-def consume(db, url, token):
-    (after,) = db.execute("SELECT cursor FROM feed_position WHERE feed = ?", [url]).fetchone()
-    events, following = retried_page(url, token, after)
-    positions = [int(event["position"]) for event in events]
-    first = positions[0] if after == "begin" and events else int(after.split(".")[0].replace("begin", "0")) + 1
-    if positions != list(range(first, first + len(events))):
-        raise SystemExit(f"a hole behind {after}: {positions}")
-    with db:  # Commits, or rolls back after an exception.
-        db.execute("BEGIN IMMEDIATE")
-        move = "UPDATE feed_position SET cursor = ? WHERE feed = ? AND cursor = ?"
-        if db.execute(move, [following, url, after]).rowcount == 1:  # Else another process has done this work.
-            for event in events:
-                work(db, event)
+            print(f"retrying: {error}", file=sys.stderr)
+        time.sleep(delay * random.uniform(1, 1.5))
 
 
 def main(url, token_file, path):
@@ -74,7 +53,18 @@ def main(url, token_file, path):
     db.execute("CREATE TABLE IF NOT EXISTS feed_position (feed text PRIMARY KEY, cursor text NOT NULL)")
     db.execute("INSERT INTO feed_position VALUES (?, 'begin') ON CONFLICT DO NOTHING", [url])
     while True:
-        consume(db, url, token)
+        (after,) = db.execute("SELECT cursor FROM feed_position WHERE feed = ?", [url]).fetchone()
+        events, following = page(url, token, after)
+        positions = [int(event["position"]) for event in events]
+        first = positions[0] if after == "begin" and events else int(after.partition(".")[0].replace("begin", "0")) + 1
+        if positions != list(range(first, first + len(events))):
+            raise SystemExit(f"a hole behind {after}: {positions}")
+        with db:  # Commits, or rolls back after an exception.
+            db.execute("BEGIN IMMEDIATE")
+            move = "UPDATE feed_position SET cursor = ? WHERE feed = ? AND cursor = ?"
+            if db.execute(move, [following, url, after]).rowcount == 1:  # Else another process has done this work.
+                for event in events:
+                    work(db, event)
 
 
 if __name__ == "__main__":

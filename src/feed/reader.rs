@@ -129,7 +129,7 @@ pub enum ReadError {
 }
 
 /// The outcome of a request that has no page.
-enum Failed {
+enum NoPage {
     ForGood(ReadError),
     /// Again after this time, or later.
     ForNow {
@@ -138,7 +138,7 @@ enum Failed {
     },
 }
 
-impl From<ReadError> for Failed {
+impl From<ReadError> for NoPage {
     fn from(error: ReadError) -> Self {
         Self::ForGood(error)
     }
@@ -272,8 +272,8 @@ impl Reader {
         while keep_going() {
             let (reason, at_least) = match self.ask(after) {
                 Ok(page) => return Ok(Some(page)),
-                Err(Failed::ForGood(error)) => return Err(error),
-                Err(Failed::ForNow { reason, after }) => (reason, after),
+                Err(NoPage::ForGood(error)) => return Err(error),
+                Err(NoPage::ForNow { reason, after }) => (reason, after),
             };
             failures += 1;
             let backoff = self.backoff.delay(failures, fastrand::f64());
@@ -288,7 +288,7 @@ impl Reader {
         Ok(None)
     }
 
-    fn ask(&self, after: After) -> Result<Page, Failed> {
+    fn ask(&self, after: After) -> Result<Page, NoPage> {
         let mut url = self.url.clone();
         let wait = humantime::format_duration(self.wait).to_string();
         url.query_pairs_mut()
@@ -302,7 +302,7 @@ impl Reader {
             Ok(answer) => answer,
             Err(PageLost::TooLarge) => return Err(not_a_page("it is larger than 64 MiB").into()),
             Err(PageLost::Failed(reason)) => {
-                return Err(Failed::ForNow {
+                return Err(NoPage::ForNow {
                     reason,
                     after: None,
                 });
@@ -336,7 +336,7 @@ struct FeedProblem {
     last_position: Option<i64>,
 }
 
-fn refused(answer: &PageAnswer) -> Failed {
+fn refused(answer: &PageAnswer) -> NoPage {
     let status = answer.status;
     let problem: FeedProblem = serde_json::from_slice(&answer.body).unwrap_or_default();
     let detail = match (problem.detail, problem.title) {
@@ -348,7 +348,7 @@ fn refused(answer: &PageAnswer) -> Failed {
     match (status, problem.first_position, problem.last_position) {
         (410, Some(first_position), _) => ReadError::Expired { first_position }.into(),
         (409, _, Some(last_position)) => ReadError::Changed { last_position }.into(),
-        (408 | 425 | 429 | 500.., _, _) => Failed::ForNow {
+        (408 | 425 | 429 | 500.., _, _) => NoPage::ForNow {
             reason: format!("the server returned {status}: {detail}"),
             after: answer.retry_after,
         },
