@@ -1,6 +1,8 @@
 //! A page of a feed: whether what was read continues a cursor. Decided from values, so that the simulation decides the
 //! same.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::SystemTime;
 
 use diesel::PgConnection;
@@ -36,7 +38,17 @@ pub struct FeedEvent {
     pub occurred_at: Option<SystemTime>,
 }
 
-/// Where a page begins.
+/// Where a page begins. Written as `begin`, `end`, a cursor, or a time (RFC 3339).
+///
+/// ```
+/// use diesel_outbox::feed::After;
+///
+/// assert_eq!("begin".parse(), Ok(After::Begin));
+/// let after: After = "2026-11-21T10:00:00Z".parse()?;
+/// assert!(matches!(after, After::Time(_)));
+/// assert!("yesterday".parse::<After>().is_err());
+/// # Ok::<(), diesel_outbox::feed::BadAfter>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum After {
     /// Before the first event that is kept.
@@ -47,6 +59,38 @@ pub enum After {
     Cursor(Cursor),
     /// Before the first event that was stored at this time or later.
     Time(SystemTime),
+}
+
+/// A text that is no place in a feed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not begin, end, a cursor or a time (2026-11-21T10:00:00Z)")]
+pub struct BadAfter(String);
+
+impl fmt::Display for After {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Begin => f.pad("begin"),
+            Self::End => f.pad("end"),
+            Self::Cursor(cursor) => cursor.fmt(f),
+            Self::Time(time) => humantime::format_rfc3339_nanos(*time).fmt(f),
+        }
+    }
+}
+
+impl FromStr for After {
+    type Err = BadAfter;
+
+    fn from_str(text: &str) -> Result<Self, BadAfter> {
+        match text {
+            "begin" => Ok(Self::Begin),
+            "end" => Ok(Self::End),
+            _ => match (text.parse(), humantime::parse_rfc3339_weak(text)) {
+                (Ok(cursor), _) => Ok(Self::Cursor(cursor)),
+                (_, Ok(time)) if time >= SystemTime::UNIX_EPOCH => Ok(Self::Time(time)),
+                _ => Err(BadAfter(text.chars().take(100).collect())),
+            },
+        }
+    }
 }
 
 /// Events that follow each other, and the cursor behind them.
@@ -225,6 +269,8 @@ pub(crate) fn page(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn id(number: i64) -> Uuid {
@@ -241,6 +287,22 @@ mod tests {
 
     fn is_from(at: usize, found: &Continued) -> bool {
         matches!(found, Continued::From(from) if *from == at)
+    }
+
+    #[test]
+    fn a_place_is_written_and_read() {
+        let time = SystemTime::UNIX_EPOCH + Duration::from_nanos(1_795_000_000_123_456_789);
+        for after in [
+            After::Begin,
+            After::End,
+            After::Cursor(cursor(7)),
+            After::Time(time),
+        ] {
+            assert_eq!(after.to_string().parse(), Ok(after));
+        }
+        for text in ["", "soon", "7", "1969-12-31T23:59:59Z"] {
+            assert!(text.parse::<After>().is_err(), "{text}");
+        }
     }
 
     /// R73

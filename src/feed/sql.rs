@@ -1,6 +1,8 @@
 //! SQL: the tables of feeds.
 
 pub(crate) mod keeping;
+#[cfg(feature = "http")]
+pub(crate) mod position;
 pub(crate) mod read;
 pub(crate) mod state;
 pub(crate) mod store;
