@@ -553,6 +553,8 @@ impl Database for Link<'_> {
             }
             if stage.broken != Some(Broken::NumbersWithoutLock) {
                 self.wait_for_feeds(&feeds)?;
+                // Meanwhile, a person may have locked a message.
+                self.wait_for_people(rows.iter().copied())?;
                 changes.feeds = feeds;
             }
         }

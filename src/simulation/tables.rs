@@ -1365,7 +1365,7 @@ impl Tables {
         let (mut unfinished, mut most) = (Vec::new(), settle.piece.parts);
         let is_held = |one: &Settlement| self.held(settle.claimant.lease, one.claim()).is_some();
         let is_broken = |one: &&Settlement| {
-            one.kind() == Kind::Delivered
+            one.is_delivered()
                 && !one.behind.is_empty()
                 && !one.each().all(is_held)
                 && broken != Some(Broken::SettlesRunsInPart)

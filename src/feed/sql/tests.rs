@@ -212,9 +212,10 @@ fn the_oldest_events_are_emptied_while_all_have_too_many_bytes() {
         6
     );
     assert_eq!(rotate(conn, &outbox, NEVER, few), (1, false));
-    let left = read_page(conn, &outbox, &row(conn, &outbox, "a"), After::Begin).expect("the rest");
+    let feed = row(conn, &outbox, "a");
+    let left = read_page(conn, &outbox, &feed, After::Begin).expect("the rest");
     assert_eq!(positions(&left), [4, 5, 6]);
-    assert_eq!(row(conn, &outbox, "a").base().position(), 3);
+    assert_eq!(feed.base().position(), 3);
 }
 
 /// R73: a settle that is rolled back leaves no gap, and the next one waits for its end.
