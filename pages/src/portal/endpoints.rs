@@ -601,7 +601,7 @@ fn row(words: &Words, condition: &Condition, why: Option<&str>) -> Markup {
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Written {
-    /// Of a new endpoint: `webhook` (events are sent to `url`) or `feed` (they are fetched). Absent: `webhook`.
+    /// Of a new endpoint: `webhook` (events are sent to `url`) or `feed` (they are fetched). Absent or empty: `webhook`.
     kind: Option<String>,
     pub(super) url: Option<String>,
     /// Empty: none.
@@ -654,7 +654,8 @@ impl Written {
     }
 
     fn kind(&self) -> Result<Option<EndpointKind>, Refusal> {
-        let kind = self.kind.as_deref().map(str::parse).transpose();
+        let kind = self.kind.as_deref().filter(|kind| !kind.is_empty());
+        let kind = kind.map(str::parse).transpose();
         kind.map_err(|_| Refusal::Wrong("kind", |words| words.invalid_value))
     }
 
