@@ -29,7 +29,7 @@ ROSTER, NOT_A_VALUE = "endpoints/roster.rs", re.compile(r"Mutex|Atomic|clock::|V
 COMMENTS = ("line_comment", "block_comment")
 TYPES = ("struct_item", "enum_item", "trait_item", "type_item", "union_item")
 # Type names that stand in two files: public ones of two modules, and what a build without HTTP has in their place.
-IN_TWO_FILES = {"Connection", "Pause", "Verdict", "EndpointClients", "EndpointVerifier", "HttpDispatcher"}
+IN_TWO_FILES = {"Connection", "Page", "Pause", "Verdict", "EndpointClients", "EndpointVerifier", "HttpDispatcher"}
 
 
 def module_of(path, sources):

@@ -6,13 +6,22 @@
 //! without a public address, to catch up after an outage, and to check that nothing is missing. See the chapter
 //! [feeds](https://github.com/diesel-outbox/diesel-outbox/blob/main/docs/feeds.md) of the guide.
 
+#[cfg(feature = "http")]
+mod consume;
 mod cursor;
 #[cfg(feature = "http")]
 mod document;
 pub(crate) mod feeds;
 mod keeping;
 pub(crate) mod page;
+#[cfg(feature = "http")]
+mod reader;
 pub(crate) mod sql;
 
+#[cfg(feature = "http")]
+pub use self::consume::{ConsumeError, consume, consume_pages, set_position};
 pub use self::cursor::{BadCursor, Cursor};
 pub(crate) use self::keeping::chore;
+pub use self::page::{After, BadAfter};
+#[cfg(feature = "http")]
+pub use self::reader::{Page, ReadError, Reader};

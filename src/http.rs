@@ -15,6 +15,7 @@ mod lines;
 mod lookups;
 mod pinned;
 mod proxy;
+mod reading;
 mod resolver;
 mod response;
 mod retry_after;
@@ -42,6 +43,8 @@ use self::form::{Checked, Form, Request};
 pub(crate) use self::lines::close_idle;
 use self::lookups::{Lookup, system_lookup};
 use self::proxy::Via;
+#[cfg(feature = "feeds")]
+pub(crate) use self::reading::{PageAnswer, PageClient, PageLost};
 use self::target::{Common, HttpAnswer, Target};
 use self::tokens::{Token, Tokens};
 pub(crate) use self::verification::EndpointVerifier;

@@ -210,7 +210,8 @@ pub fn clean(conn: &mut PgConnection, age: Duration) -> QueryResult<usize> {
     }
 }
 
-/// Creates the inbox if it is missing, in a database without an outbox. Safe to run again, and by two
+/// Creates the inbox if it is missing, in a database without an outbox, with the positions of consumers of
+/// feeds (`feed::consume`). Safe to run again, and by two
 /// processes at once. If the database gets an outbox later, [`migrate`](crate::migrate) keeps this inbox.
 ///
 /// ```no_run

@@ -173,6 +173,20 @@ diesel::table! {
     }
 }
 
+diesel::table! {
+    /// Where the consumers of feeds in this database continue (`feed::consume`). A database has one such table.
+    outbox_feed_position (consumer, feed) {
+        /// The consumer.
+        consumer -> diesel::sql_types::Text,
+        /// The feed: its URL, or the name that the consumer has for it.
+        feed -> diesel::sql_types::Text,
+        /// The cursor of the last event whose work is done; `begin`, `end` or a time: nothing was read yet.
+        cursor -> diesel::sql_types::Text,
+        /// When the cursor was written.
+        updated_at -> diesel::sql_types::Timestamptz,
+    }
+}
+
 /// Internal to the library: the parts of the ring into which the ledger and the history are written, the lock of claims,
 /// the topics that relays have served, the acts of operators, the latest registrations and requests, and feeds.
 mod internal {

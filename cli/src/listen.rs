@@ -1,5 +1,7 @@
 //! `diesel-outbox listen`: a receiver to try deliveries with. It verifies, prints, and can fail on purpose.
 
+mod feed;
+
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,6 +45,9 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DURATION")]
     delay: Option<humantime::Duration>,
 
+    #[command(flatten)]
+    feed: feed::FeedOptions,
+
     /// Print a line of JSON for each event
     #[arg(long)]
     json: bool,
@@ -50,6 +55,9 @@ pub(crate) struct Options {
 
 /// `settings`: secrets or public keys to verify signatures with; without, everything is accepted.
 pub(crate) fn run(options: Options, settings: &SettingFlags) -> Result<()> {
+    if let Some(url) = &options.feed.feed {
+        return feed::run(url, &options.feed, settings.load()?.tls_roots, options.json);
+    }
     let signals = signals::channel()?;
     let delay = options.delay.map_or(Duration::ZERO, Into::into);
     if delay > LONGEST_DELAY {

@@ -1,2 +1,3 @@
--- Messages that are delivered again after this are handled again.
+-- Consumers of feeds begin again after this, and messages that are delivered again are handled again.
+DROP TABLE outbox_feed_position;
 DROP TABLE outbox_inbox;

@@ -14,3 +14,17 @@ CREATE TABLE outbox_inbox (
 -- The cleaner deletes the oldest rows, and sees at once if there are none. A BRIN index cannot do this: pages of
 -- deleted rows are reused, and soon every page has new rows next to old rows.
 CREATE INDEX outbox_inbox_handled ON outbox_inbox (handled_at);
+-- The positions of the consumers of feeds in this database: where each continues. The transaction that does the work of
+-- an event locks the row, compares it with the position that the event continues, and writes the event's own
+-- (feed::consume). So each event has its effect once, also where two processes are one consumer.
+CREATE TABLE outbox_feed_position (
+    consumer   text COLLATE "C" NOT NULL,
+    feed       text COLLATE "C" NOT NULL,
+    -- A cursor of the feed; before the first answer of its server: begin, end or a time.
+    cursor     text COLLATE "C" NOT NULL,
+    updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT outbox_feed_position_pkey PRIMARY KEY (consumer, feed),
+    CONSTRAINT outbox_feed_position_consumer_has_a_length CHECK (octet_length(consumer) BETWEEN 1 AND 1024),
+    CONSTRAINT outbox_feed_position_feed_has_a_length CHECK (octet_length(feed) BETWEEN 1 AND 1024),
+    CONSTRAINT outbox_feed_position_cursor_has_a_length CHECK (octet_length(cursor) BETWEEN 1 AND 100)
+);

@@ -207,12 +207,12 @@ fn admitted(
     let Some(token) = request.bearer() else {
         return Err(refused());
     };
-    let found = site
-        .feeds
-        .run(|conn, _| match feeds.is_valid(conn, name, token)? {
-            true => feeds.get(conn, name),
-            false => Ok(None),
-        });
+    // A token ends with its registration: if it is valid after the feed was read, it is one of this registration.
+    let found = site.feeds.run(|conn, _| {
+        let feed = feeds.get(conn, name)?;
+        let is_valid = feeds.is_valid(conn, name, token)?;
+        Ok(feed.filter(|_| is_valid))
+    });
     if let Some(feed) = found.map_err(away)? {
         return Ok((Reader::Token(token.to_owned()), feed));
     }

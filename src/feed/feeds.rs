@@ -56,7 +56,7 @@ impl<'a> Feeds<'a> {
         limit: u32,
     ) -> Result<Result<FeedPage, Discontinued>, DatabaseError> {
         pinned(conn, self.name, |conn, name| {
-            Ok(page::page(conn, name, feed, after, limit.into())?)
+            Ok(page::page((conn, name), feed, after, limit.into())?)
         })
     }
 

@@ -1,6 +1,8 @@
 //! A page of a feed: whether what was read continues a cursor. Decided from values, so that the simulation decides the
 //! same.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::SystemTime;
 
 use diesel::PgConnection;
@@ -36,7 +38,17 @@ pub struct FeedEvent {
     pub occurred_at: Option<SystemTime>,
 }
 
-/// Where a page begins.
+/// Where a page begins. Written as `begin`, `end`, a cursor, or a time (RFC 3339).
+///
+/// ```
+/// use diesel_outbox::feed::After;
+///
+/// assert_eq!("begin".parse(), Ok(After::Begin));
+/// let after: After = "2026-11-21T10:00:00Z".parse()?;
+/// assert!(matches!(after, After::Time(_)));
+/// assert!("yesterday".parse::<After>().is_err());
+/// # Ok::<(), diesel_outbox::feed::BadAfter>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum After {
     /// Before the first event that is kept.
@@ -47,6 +59,38 @@ pub enum After {
     Cursor(Cursor),
     /// Before the first event that was stored at this time or later.
     Time(SystemTime),
+}
+
+/// A text that is no place in a feed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not begin, end, a cursor or a time (2026-11-21T10:00:00Z)")]
+pub struct BadAfter(String);
+
+impl fmt::Display for After {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Begin => f.pad("begin"),
+            Self::End => f.pad("end"),
+            Self::Cursor(cursor) => cursor.fmt(f),
+            Self::Time(time) => humantime::format_rfc3339_nanos(*time).fmt(f),
+        }
+    }
+}
+
+impl FromStr for After {
+    type Err = BadAfter;
+
+    fn from_str(text: &str) -> Result<Self, BadAfter> {
+        match text {
+            "begin" => Ok(Self::Begin),
+            "end" => Ok(Self::End),
+            _ => match (text.parse(), humantime::parse_rfc3339_weak(text)) {
+                (Ok(cursor), _) => Ok(Self::Cursor(cursor)),
+                (_, Ok(time)) if time >= SystemTime::UNIX_EPOCH => Ok(Self::Time(time)),
+                _ => Err(BadAfter(text.chars().take(100).collect())),
+            },
+        }
+    }
 }
 
 /// Events that follow each other, and the cursor behind them.
@@ -125,6 +169,36 @@ pub(crate) fn continues(
     }
 }
 
+/// What a page is made of. Each is read at a moment of its own.
+pub(crate) trait Reads {
+    /// The feed of this name, if it can be read.
+    fn feed(&mut self, name: &str) -> QueryResult<Option<FeedRow>>;
+    /// The events of the feed from this position on, at most so many.
+    fn events(&mut self, feed: &FeedRow, from: i64, most: i64) -> QueryResult<Vec<FeedEvent>>;
+    /// The cursor of the last event, or of the last emptied one.
+    fn last(&mut self, feed: &FeedRow) -> QueryResult<Cursor>;
+    /// The cursor before the first event that was stored at this time or later.
+    fn before(&mut self, feed: &FeedRow, time: SystemTime) -> QueryResult<Cursor>;
+}
+
+impl Reads for (&mut PgConnection, &OutboxName) {
+    fn feed(&mut self, name: &str) -> QueryResult<Option<FeedRow>> {
+        read::feed(self.0, self.1, name)
+    }
+
+    fn events(&mut self, feed: &FeedRow, from: i64, most: i64) -> QueryResult<Vec<FeedEvent>> {
+        read::events(self.0, self.1, feed, from, most)
+    }
+
+    fn last(&mut self, feed: &FeedRow) -> QueryResult<Cursor> {
+        read::last(self.0, self.1, feed)
+    }
+
+    fn before(&mut self, feed: &FeedRow, time: SystemTime) -> QueryResult<Cursor> {
+        read::before(self.0, self.1, feed, time)
+    }
+}
+
 /// A page that is emptied each time while it is read is an error after this many tries.
 const TRIES: usize = 5;
 
@@ -133,8 +207,7 @@ const TRIES: usize = 5;
 /// # Errors
 /// If the database fails.
 pub(crate) fn page(
-    conn: &mut PgConnection,
-    name: &OutboxName,
+    mut reads: impl Reads,
     feed: &FeedRow,
     after: After,
     limit: i64,
@@ -146,20 +219,20 @@ pub(crate) fn page(
             After::Begin => base,
             After::Cursor(cursor) => cursor,
             After::End => {
-                let next = read::last(conn, name, &feed)?;
+                let next = reads.last(&feed)?;
                 return Ok(Ok(FeedPage {
                     events: Vec::new(),
                     next,
                 }));
             }
-            After::Time(time) => read::before(conn, name, &feed, time)?,
+            After::Time(time) => reads.before(&feed, time)?,
         };
-        let mut events = read::events(conn, name, &feed, cursor.position(), limit + 1)?;
+        let mut events = reads.events(&feed, cursor.position(), limit + 1)?;
         let ids = events.iter().map(|one| (one.position, one.message_id));
         let ids: Vec<(i64, Uuid)> = ids.collect();
         let last = match ids.last() {
             Some((position, _)) => *position,
-            None => read::last(conn, name, &feed)?.position(),
+            None => reads.last(&feed)?.position(),
         };
         match continues(cursor, base, &ids, last) {
             Continued::From(at) => {
@@ -171,17 +244,23 @@ pub(crate) fn page(
                 let next = next.unwrap_or(cursor);
                 return Ok(Ok(FeedPage { events, next }));
             }
-            Continued::Not(Discontinued::Changed { .. }) => {
-                let last_position = read::last(conn, name, &feed)?.position();
-                return Ok(Err(Discontinued::Changed { last_position }));
+            Continued::Not(why @ Discontinued::Expired { .. }) => return Ok(Err(why)),
+            found => {
+                // What was emptied meanwhile is below the new base.
+                let now = reads.feed(&feed.name)?;
+                let Some(now) = now.filter(|now| now.registration == feed.registration) else {
+                    // Whoever asks next is told.
+                    return Ok(Ok(FeedPage {
+                        events: Vec::new(),
+                        next: cursor,
+                    }));
+                };
+                if matches!(found, Continued::Not(_)) {
+                    let last_position = reads.last(&now)?.position();
+                    return Ok(Err(Discontinued::Changed { last_position }));
+                }
+                feed = now;
             }
-            Continued::Not(why) => return Ok(Err(why)),
-            Continued::Torn => {}
-        }
-        // What was emptied meanwhile is below the new base.
-        match read::feed(conn, name, &feed.name)? {
-            Some(now) if now.registration == feed.registration => feed = now,
-            _ => break,
         }
     }
     let why = "the events of the feed are emptied faster than they are read, or its positions have a hole";
@@ -190,6 +269,8 @@ pub(crate) fn page(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn id(number: i64) -> Uuid {
@@ -206,6 +287,22 @@ mod tests {
 
     fn is_from(at: usize, found: &Continued) -> bool {
         matches!(found, Continued::From(from) if *from == at)
+    }
+
+    #[test]
+    fn a_place_is_written_and_read() {
+        let time = SystemTime::UNIX_EPOCH + Duration::from_nanos(1_795_000_000_123_456_789);
+        for after in [
+            After::Begin,
+            After::End,
+            After::Cursor(cursor(7)),
+            After::Time(time),
+        ] {
+            assert_eq!(after.to_string().parse(), Ok(after));
+        }
+        for text in ["", "soon", "7", "1969-12-31T23:59:59Z"] {
+            assert!(text.parse::<After>().is_err(), "{text}");
+        }
     }
 
     /// R73

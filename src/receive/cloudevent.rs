@@ -16,6 +16,8 @@ use crate::shows::shows;
 const SPEC_VERSION: &str = "1.0";
 /// The extension that carries the ordering key.
 const PARTITION_KEY: &str = "partitionkey";
+/// The extension that carries the position in a feed.
+const POSITION: &str = "position";
 
 /// A received event, from a request with one event or from a batch. It borrows from the request if possible.
 ///
@@ -67,7 +69,7 @@ pub struct CloudEvent<'a> {
 #[non_exhaustive]
 pub enum Data<'a> {
     /// JSON as it was received, byte for byte, without surrounding white space.
-    Json(&'a str),
+    Json(Cow<'a, str>),
     /// Data of another content type.
     Bytes(Cow<'a, [u8]>),
 }
@@ -160,12 +162,44 @@ impl CloudEvent<'_> {
         self.extensions.get(PARTITION_KEY).map(Cow::as_ref)
     }
 
+    /// The position in a [feed](https://github.com/diesel-outbox/diesel-outbox/blob/main/docs/feeds.md): the attribute
+    /// `position`, 1 for the first event. `None` for an event that was posted.
+    pub fn position(&self) -> Option<i64> {
+        let position = self.extensions.get(POSITION)?.parse().ok();
+        position.filter(|position| *position > 0)
+    }
+
     /// The idempotency key: the header `idempotency-key` without its quotes. Characters that are not printable
     /// ASCII are percent-encoded. `None` for a request with several messages.
     ///
     /// Use [`id`](Self::id) to detect duplicates, because this header is not signed.
     pub fn idempotency_key(&self) -> Option<&str> {
         self.idempotency_key.as_deref()
+    }
+
+    /// The event with copies of what it borrows, to keep it longer than the request.
+    pub fn into_owned(self) -> CloudEvent<'static> {
+        fn owned(text: Cow<'_, str>) -> Cow<'static, str> {
+            Cow::Owned(text.into_owned())
+        }
+        let extensions = self.extensions.into_iter();
+        CloudEvent {
+            id: owned(self.id),
+            source: owned(self.source),
+            event_type: owned(self.event_type),
+            subject: self.subject.map(owned),
+            time: self.time,
+            datacontenttype: self.datacontenttype.map(owned),
+            dataschema: self.dataschema.map(owned),
+            extensions: extensions
+                .map(|(name, value)| (owned(name), owned(value)))
+                .collect(),
+            data: self.data.map(|data| match data {
+                Data::Json(json) => Data::Json(owned(json)),
+                Data::Bytes(bytes) => Data::Bytes(Cow::Owned(bytes.into_owned())),
+            }),
+            idempotency_key: self.idempotency_key.map(owned),
+        }
     }
 }
 

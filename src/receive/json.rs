@@ -82,12 +82,12 @@ impl<'a> Members<'a> {
                 return Err(CloudEventError::attribute(DATA_BASE64, reason));
             }
             (None, Some(base64)) => Some(Data::Bytes(decoded(base64)?.into())),
-            (Some(data), None) if is_json => Some(Data::Json(data.get())),
+            (Some(data), None) if is_json => Some(Data::Json(Cow::Borrowed(data.get()))),
             // Data of another content type is a JSON string.
             (Some(data), None) => Some(match serde_json::from_str(data.get()) {
                 Ok(JsonString(Cow::Borrowed(text))) => Data::Bytes(Cow::Borrowed(text.as_bytes())),
                 Ok(JsonString(Cow::Owned(text))) => Data::Bytes(Cow::Owned(text.into_bytes())),
-                Err(_) => Data::Json(data.get()),
+                Err(_) => Data::Json(Cow::Borrowed(data.get())),
             }),
         };
         attributes.into_event(data)

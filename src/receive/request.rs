@@ -101,7 +101,7 @@ fn of_headers<'a>(headers: &'a Headers, body: &'a [u8]) -> Result<CloudEvent<'a>
     let is_json = attributes.data_is_json().unwrap_or(false);
     let data = match body {
         [] => None,
-        body if is_json => Some(Data::Json(whole_json(text(body)?)?)),
+        body if is_json => Some(Data::Json(Cow::Borrowed(whole_json(text(body)?)?))),
         body => Some(Data::Bytes(Cow::Borrowed(body))),
     };
     attributes.into_event(data)

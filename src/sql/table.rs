@@ -331,6 +331,7 @@ tables! {
     audit = outbox_audit { at, who, act, target, why, tenant_id, cost }
     request = outbox_request { caller, key, digest, at, status, answer }
     inbox = outbox_inbox { source, message_id }
+    feed_position = outbox_feed_position { consumer, feed, cursor, updated_at }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use diesel::connection::SimpleConnection;
 use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox::{NewMessage, RelayBuilder};
 use serde_json::{Value, json};
@@ -599,4 +600,47 @@ fn r73_check_names_a_feed_of_the_settings_without_tables() {
         checked.contains("the settings have the feed audit") && checked.contains("--with feeds"),
         "{checked}"
     );
+}
+
+/// R65: whoever has locked a feed's row holds up the events of that feed, and no other message.
+#[test]
+fn r65_a_locked_feed_holds_up_only_its_own_events() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let (outbox, conn) = (database.outbox(), &mut database.connect());
+    let endpoints = outbox.endpoints();
+    let hook = Endpoint::new("hook", receiver.url()).topics(["other"]);
+    endpoints.put(conn, &hook).expect("put");
+    make(&database, "held");
+    let free = Endpoint::feed("free").topics(["other"]);
+    endpoints.put(conn, &free).expect("put");
+    let relay = relay(&database).start().expect("a relay");
+    database.enqueue("order.paid", json!({}));
+    eventually("the first is stored", || stored(&database, "held") == 1);
+
+    let mut person = database.connect();
+    let lock = format!(
+        "BEGIN; SELECT FROM {}_feed WHERE name = 'held' FOR UPDATE",
+        database.name()
+    );
+    person.batch_execute(&lock).expect("locked");
+    let began = Instant::now();
+    for n in 0..20 {
+        database.enqueue("order.paid", json!({ "n": n }));
+        database.enqueue("other", json!({ "n": n }));
+    }
+    receiver.wait_for(20);
+    eventually("the free feed has all", || stored(&database, "free") == 20);
+    eventually("they are settled", || {
+        database.number("SELECT count(*) FROM {o} WHERE topic = 'other'") == 0
+    });
+    assert!(
+        began.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(stored(&database, "held"), 1);
+    person.batch_execute("ROLLBACK").expect("unlocked");
+    eventually("the held feed has all", || stored(&database, "held") == 21);
+    end(&relay);
 }

@@ -38,6 +38,7 @@ mod events;
 mod exact;
 mod failover;
 mod fan_out;
+mod feed_readers;
 mod feeds;
 mod filters;
 mod forget;

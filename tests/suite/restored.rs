@@ -104,6 +104,7 @@ fn content(database: &FreshDatabase) -> String {
         "outbox_pause",
         "outbox_endpoint",
         "outbox_inbox",
+        "outbox_feed_position",
         "(SELECT last_value FROM outbox_sequence_seq)",
     ];
     let rows = tables.map(|table| {

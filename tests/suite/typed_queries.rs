@@ -168,6 +168,10 @@ fn the_declared_tables_are_those_of_the_database() {
         ("outbox_lease", declared(conn, outbox_lease::table)),
         ("outbox_pause", declared(conn, outbox_pause::table)),
         ("outbox_inbox", declared(conn, schema::outbox_inbox::table)),
+        (
+            "outbox_feed_position",
+            declared(conn, schema::outbox_feed_position::table),
+        ),
     ] {
         assert_eq!(declared, there(conn, table), "{table}");
     }

@@ -241,6 +241,8 @@ pub(crate) fn printed(name: &OutboxName, endpoints: EndpointTables) -> String {
         "
 -- Handles each message once (inbox::once). The database has one inbox.
 GRANT INSERT (source, message_id) ON outbox_inbox TO outbox_receiver;
+-- Reads feeds, and keeps its positions (feed::consume).
+GRANT SELECT, INSERT, UPDATE ON outbox_feed_position TO outbox_receiver;
 -- If the relay cleans the inbox (OUTBOX_INBOX_RETENTION):
 GRANT SELECT, DELETE ON outbox_inbox TO outbox_relay;
 ",

@@ -184,7 +184,7 @@ impl To {
         match self {
             Self::Bulkhead(number) => all.get(number),
             // If there are members, the last bulkhead is theirs.
-            Self::Member(_) => all.last(),
+            Self::Member(_) | Self::Feed(_) => all.last(),
             Self::Split | Self::Nowhere => None,
         }
     }

@@ -1,0 +1,185 @@
+//! `diesel-outbox listen --feed`: prints the events of a feed as they arrive, for whom nobody can post to.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Result;
+use diesel_outbox::ConfigError;
+use diesel_outbox::config::Roots;
+use diesel_outbox::feed::{After, Page, Reader};
+use diesel_outbox::receive::CloudEvent;
+use secrecy::SecretString;
+use serde_json::{Value, json};
+
+use crate::{output, signals};
+
+/// Options of `listen --feed`.
+#[derive(Debug, clap::Args)]
+pub(super) struct FeedOptions {
+    /// Read a feed instead of receiving requests: the URL of its events, .../api/v1/feeds/NAME/events
+    #[arg(long, value_name = "URL", requires = "token_file",
+        conflicts_with_all = ["port", "address", "answer", "delay"])]
+    pub(super) feed: Option<String>,
+
+    /// A file with a token of the feed
+    #[arg(long, value_name = "FILE", requires = "feed")]
+    token_file: Option<String>,
+
+    /// Where to begin in the feed: begin, end, a cursor, or a time (2026-11-21T10:00:00Z)
+    #[arg(
+        long,
+        value_name = "CURSOR",
+        default_value = "begin",
+        requires = "feed"
+    )]
+    after: String,
+}
+
+/// `roots`: what TLS trusts.
+pub(super) fn run(url: &str, options: &FeedOptions, roots: Roots, as_json: bool) -> Result<()> {
+    let bad = |reason: String| ConfigError::new("--after", reason);
+    let after: After = (options.after.parse()).map_err(|error| bad(format!("{error}")))?;
+    let token = token(options.token_file.as_deref().unwrap_or_default())?;
+    let named = |error: ConfigError| match error.key() {
+        "url" => ConfigError::new("--feed", error.reason()),
+        _ => ConfigError::new("--token-file", error.reason()),
+    };
+    let reader = Reader::new(url, token).and_then(|reader| reader.roots(roots));
+    let reader = reader.map_err(named)?;
+    eprintln!("reading {url} (Ctrl-C ends)");
+    let seen = Arc::new(Mutex::new(FeedSeen::default()));
+    let shared = Arc::clone(&seen);
+    let ended = signals::or_until_signal(move || read(&reader, after, &shared, as_json));
+    eprintln!("{}", lock(&seen).summary());
+    ended
+}
+
+fn token(path: &str) -> Result<SecretString, ConfigError> {
+    let bad = |reason: String| ConfigError::new("--token-file", reason);
+    let text = std::fs::read_to_string(path);
+    let text = text.map_err(|error| bad(format!("cannot read {path:?}: {error}")))?;
+    match text.trim() {
+        "" => Err(bad(format!("{path:?} is empty"))),
+        token => Ok(token.into()),
+    }
+}
+
+fn lock(seen: &Mutex<FeedSeen>) -> std::sync::MutexGuard<'_, FeedSeen> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Prints events until the feed cannot be read. The reader refuses pages with a hole.
+fn read(reader: &Reader, mut after: After, seen: &Mutex<FeedSeen>, as_json: bool) -> Result<()> {
+    loop {
+        let page = reader.page(after)?;
+        for event in &page.events {
+            let marks = lock(seen).add(event);
+            output::line(output::shown(&match as_json {
+                true => as_json_line(event, marks).to_string(),
+                false => as_line(event, marks),
+            }))?;
+        }
+        lock(seen).end_of(&page);
+        after = After::Cursor(page.next);
+    }
+}
+
+/// What has arrived so far. It grows with the number of events, as a record for tests may.
+#[derive(Default)]
+struct FeedSeen {
+    ids: HashSet<String>,
+    /// The highest sequence of each ordering key.
+    last: HashMap<String, i64>,
+    /// The first and the last position.
+    positions: Option<(i64, i64)>,
+    next: Option<String>,
+    repeated: u64,
+    out_of_order: u64,
+}
+
+/// What is special about an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FeedMarks {
+    is_repeat: bool,
+    is_out_of_order: bool,
+}
+
+impl FeedSeen {
+    fn add(&mut self, event: &CloudEvent<'_>) -> FeedMarks {
+        let sequence = event.extensions.get("sequence");
+        let sequence = sequence.and_then(|one| one.parse::<i64>().ok());
+        let mut is_out_of_order = false;
+        if let (Some(key), Some(sequence)) = (event.ordering_key(), sequence) {
+            let last = self.last.entry(key.to_owned()).or_insert(sequence);
+            is_out_of_order = sequence < *last;
+            *last = sequence.max(*last);
+        }
+        if let Some(position) = event.position() {
+            let (first, _) = self.positions.unwrap_or((position, position));
+            self.positions = Some((first, position));
+        }
+        let is_repeat = !self.ids.insert(event.id.clone().into_owned());
+        self.repeated += u64::from(is_repeat);
+        self.out_of_order += u64::from(is_out_of_order);
+        FeedMarks {
+            is_repeat,
+            is_out_of_order,
+        }
+    }
+
+    fn end_of(&mut self, page: &Page) {
+        self.next = Some(page.next.to_string());
+    }
+
+    fn summary(&self) -> String {
+        let read = match self.positions {
+            Some((first, last)) => format!(
+                "{} at the positions {first} to {last} without a gap, {} repeated, {} out of order",
+                output::counted(last.abs_diff(first) + 1, "event", "events"),
+                self.repeated,
+                self.out_of_order
+            ),
+            None => "no events".to_owned(),
+        };
+        match &self.next {
+            Some(next) => format!("{read}; to continue: --after {next}"),
+            None => read,
+        }
+    }
+}
+
+fn as_line(event: &CloudEvent<'_>, marks: FeedMarks) -> String {
+    let mut words = vec![
+        event.position().unwrap_or_default().to_string(),
+        event.event_type.to_string(),
+    ];
+    if let Some(key) = event.ordering_key() {
+        words.push(format!("key={key}"));
+    }
+    words.push(event.json().unwrap_or("(no JSON)").to_owned());
+    if event.extensions.contains_key("expunged") {
+        words.push("expunged".to_owned());
+    }
+    if marks.is_repeat {
+        words.push("REPEATED".to_owned());
+    }
+    if marks.is_out_of_order {
+        words.push("OUT OF ORDER".to_owned());
+    }
+    words.join("  ")
+}
+
+fn as_json_line(event: &CloudEvent<'_>, marks: FeedMarks) -> Value {
+    let data = event.json();
+    let data = data.and_then(|text| serde_json::from_str::<Value>(text).ok());
+    json!({
+        "position": event.position(),
+        "topic": event.event_type,
+        "id": event.id,
+        "ordering_key": event.ordering_key(),
+        "sequence": event.extensions.get("sequence"),
+        "data": data,
+        "repeated": marks.is_repeat,
+        "out_of_order": marks.is_out_of_order,
+    })
+}
