@@ -490,9 +490,9 @@ fn r73_events_are_expunged_and_a_tenant_is_forgotten() {
     assert_eq!((with_data, expunged), (2, 4), "{read:?}");
 }
 
-/// R73: two relays tell it once, and once that it is over.
+/// R73: two relays report the beginning once, and the end once.
 #[test]
-fn r73_a_feed_that_nobody_reads_is_unread_until_somebody_reads_it() {
+fn r73_an_unread_feed_is_reported_until_a_reader_is_back() {
     let database = Database::new();
     make(&database, "crm");
     let conn = &mut database.connect();

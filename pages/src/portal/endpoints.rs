@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use super::conditions::{self, Condition, OPERATORS, Word};
 use super::deliveries;
-use super::feeds::{self, is_feed};
+use super::feeds::{self, is_feed, label};
 use super::own::{Many, Own, PORTAL};
 use super::words::Words;
 use super::{Asked, ENDPOINTS, Refusal, endpoint_page, with_time};
@@ -118,14 +118,6 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
         }
     };
     Ok(asked.page(StatusCode::OK, words.endpoints, &content))
-}
-
-/// What an endpoint is called: the URL, or the name of a feed.
-pub(super) fn label(one: &Endpoint) -> String {
-    match is_feed(one) {
-        true => one.name.clone(),
-        false => without_user(&one.url),
-    }
 }
 
 fn topics(asked: &Asked<'_>, one: &Endpoint) -> String {
