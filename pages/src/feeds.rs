@@ -14,14 +14,12 @@ use url::form_urlencoded::byte_serialize;
 
 pub(crate) use self::waiters::Waiters;
 use crate::access::Access;
+use crate::api::feed::{MOST_EVENTS, USUAL_EVENTS};
 use crate::api::{Problem, decoded};
 use crate::database::Database;
 use crate::request::Request;
 use crate::response::Response;
 
-/// Events of a page, if the request does not say how many, and the most.
-pub(crate) const USUAL: u32 = 500;
-pub(crate) const MOST: u32 = 1_000;
 /// The longest wait for new events.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// The cursor of the next request.
@@ -224,10 +222,10 @@ fn query(request: &Request) -> Result<Query, Problem> {
             }
         },
     };
-    let limit = given("limit")?.map_or(Ok(USUAL), str::parse);
-    let limit = limit.ok().filter(|limit| (1..=MOST).contains(limit));
+    let limit = given("limit")?.map_or(Ok(USUAL_EVENTS), str::parse);
+    let limit = limit.ok().filter(|limit| (1..=MOST_EVENTS).contains(limit));
     let limit =
-        limit.ok_or_else(|| wrong("limit", format!("must be a number from 1 to {MOST}")))?;
+        limit.ok_or_else(|| wrong("limit", format!("must be a number from 1 to {MOST_EVENTS}")))?;
     let wait = given("wait")?.map_or(Ok(Duration::ZERO), |text| {
         program::parse_duration("wait", text)
     });

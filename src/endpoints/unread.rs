@@ -13,7 +13,7 @@ use crate::error::DatabaseError;
 const INTERVAL: Duration = Duration::from_secs(60);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(500);
 
-struct Unread<'a> {
+struct UnreadFeeds<'a> {
     served: &'a ServedEndpoints,
     /// How long nobody must have read.
     after: Duration,
@@ -23,7 +23,7 @@ struct Unread<'a> {
 }
 
 pub(super) fn chore<'a>(served: &'a ServedEndpoints, shared: &'a Shared) -> Box<dyn Chore + 'a> {
-    Box::new(Unread {
+    Box::new(UnreadFeeds {
         served,
         after: shared.settings.feed_unread_after,
         next: Instant::now(),
@@ -31,7 +31,7 @@ pub(super) fn chore<'a>(served: &'a ServedEndpoints, shared: &'a Shared) -> Box<
     })
 }
 
-impl Chore for Unread<'_> {
+impl Chore for UnreadFeeds<'_> {
     fn next(&self) -> Option<Instant> {
         self.served.has_feeds().then_some(self.next)
     }

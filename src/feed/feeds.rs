@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::document;
 use super::page::{self, After, Discontinued, FeedPage};
 use super::sql::read::{self, FeedRow};
-use super::sql::state::{self, FeedState, Which};
+use super::sql::state::{self, FeedState, WhichFeeds};
 use super::sql::token;
 use crate::config::Config;
 use crate::error::DatabaseError;
@@ -77,7 +77,7 @@ impl<'a> Feeds<'a> {
     /// # Errors
     /// If the database fails.
     pub fn states(self, conn: &mut PgConnection) -> Result<Vec<FeedState>, DatabaseError> {
-        self.states_of(conn, Which::default())
+        self.states_of(conn, WhichFeeds::default())
     }
 
     /// The same of the feeds with these names.
@@ -89,9 +89,9 @@ impl<'a> Feeds<'a> {
         conn: &mut PgConnection,
         names: &[&str],
     ) -> Result<Vec<FeedState>, DatabaseError> {
-        let which = Which {
+        let which = WhichFeeds {
             names: Some(names),
-            ..Which::default()
+            ..WhichFeeds::default()
         };
         self.states_of(conn, which)
     }
@@ -106,10 +106,10 @@ impl<'a> Feeds<'a> {
         after: Option<&str>,
         most: usize,
     ) -> Result<Vec<FeedState>, DatabaseError> {
-        let which = Which {
+        let which = WhichFeeds {
             after,
             most: i64::try_from(most).ok(),
-            ..Which::default()
+            ..WhichFeeds::default()
         };
         self.states_of(conn, which)
     }
@@ -117,7 +117,7 @@ impl<'a> Feeds<'a> {
     fn states_of(
         self,
         conn: &mut PgConnection,
-        which: Which<'_>,
+        which: WhichFeeds<'_>,
     ) -> Result<Vec<FeedState>, DatabaseError> {
         pinned(conn, self.name, |conn, name| match has_feeds(conn, name)? {
             true => Ok(state::states(conn, name, which)?),

@@ -1077,7 +1077,7 @@ fn failing_and_disabled_destinations_are_shown_everywhere() {
     assert!(status.contains(line), "{status}");
     assert_eq!(
         run(&["status", "--json"]).json()["endpoints"],
-        json!({ "working": 2, "unverified": 0, "paused": 0, "failing": 1, "disabled": 1 })
+        json!({ "working": 2, "unverified": 0, "paused": 0, "failing": 1, "unread": 0, "disabled": 1 })
     );
     let list = run(&["endpoint", "list"]).stdout;
     for text in [
@@ -1117,6 +1117,7 @@ fn failing_and_disabled_destinations_are_shown_everywhere() {
         ("unverified", 0),
         ("paused", 0),
         ("failing", 1),
+        ("unread", 0),
         ("disabled", 1),
     ] {
         let sample = format!(",state=\"{state}\"}} {count}\n");

@@ -490,6 +490,118 @@ fn r73_events_are_expunged_and_a_tenant_is_forgotten() {
     assert_eq!((with_data, expunged), (2, 4), "{read:?}");
 }
 
+/// R73: two relays report the beginning once, and the end once.
+#[test]
+fn r73_an_unread_feed_is_reported_until_a_reader_is_back() {
+    let database = Database::new();
+    make(&database, "crm");
+    let conn = &mut database.connect();
+    let silent = Endpoint::feed("silent").topics(["nothing"]);
+    database
+        .outbox()
+        .endpoints()
+        .put(conn, &silent)
+        .expect("put");
+    let mut command = program(&database);
+    command
+        .env("OUTBOX_FEED_UNREAD_AFTER", "3s")
+        .env("OUTBOX_OWN_EVENTS", "true");
+    let page = Page::start(command);
+    let relay = relay(&database)
+        .own_events(true)
+        .configure(|config| config.feed_unread_after = Duration::from_secs(3))
+        .start()
+        .expect("a relay");
+    let state = |feed: &str| {
+        let sql = format!("SELECT {}_endpoint_state('{feed}')", database.name());
+        database.text(&sql).expect("a state")
+    };
+    let told = |turn: &str| {
+        database.number(&format!(
+            "SELECT count(*) FROM {{o}}_messages WHERE topic = 'outbox.endpoint.{turn}'"
+        ))
+    };
+    database.enqueue("order.paid", json!({ "n": 1 }));
+    eventually("the event is stored", || stored(&database, "crm") == 1);
+    assert_eq!(state("crm"), "active", "not yet");
+    eventually("the feed is unread", || state("crm") == "unread");
+    // What is stored is not read.
+    database.enqueue("order.paid", json!({ "n": 2 }));
+    eventually("another event is stored", || stored(&database, "crm") == 2);
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!((told("unread"), state("silent")), (1, "active".to_owned()));
+
+    let run = |arguments: &[&str]| finish(database.binary(arguments)).code(0);
+    let list = run(&["endpoint", "list", "--json"]).json();
+    assert_eq!(
+        (&list[0]["kind"], &list[0]["state"], &list[1]["state"]),
+        (&json!("feed"), &json!("unread"), &json!("active"))
+    );
+    let show = run(&["endpoint", "show", "crm"]).stdout;
+    assert!(
+        show.contains("unread since") && !show.contains("url"),
+        "{show}"
+    );
+    let status = run(&["status", "--json"]).json();
+    assert_eq!(status["endpoints"]["unread"], 1);
+    assert_eq!(
+        (
+            &status["feeds"][0]["name"],
+            &status["feeds"][0]["lag_events"]
+        ),
+        (&json!("crm"), &json!(2))
+    );
+    let text = run(&["status"]).stdout;
+    assert!(
+        text.contains("feeds with events that nobody reads: 1"),
+        "{text}"
+    );
+    let check = finish(database.binary(&["check"])).stdout;
+    assert!(check.contains("nobody reads the feed crm"), "{check}");
+    let overview = page.get("/").body;
+    assert!(
+        overview.contains("1 endpoint is unread") && overview.contains("Events not read"),
+        "{overview}"
+    );
+    let rows = page.get("/endpoints?state=unread").body;
+    assert!(
+        rows.contains("2 events not read for") && !rows.contains("silent"),
+        "{rows}"
+    );
+    let lag = |value: &str| {
+        let sample = format!(
+            "diesel_outbox_feed_lag_events{{outbox=\"{}\",feed=\"crm\"}} {value}\n",
+            database.name()
+        );
+        page.get("/metrics").body.contains(&sample)
+    };
+    eventually("the metrics have the lag", || lag("2"));
+
+    let token = token(&database, "crm");
+    let mut reader = Consumer::new(&page, "crm", &token);
+    assert_eq!(reader.read("").len(), 2);
+    assert!(reader.read("").is_empty());
+    eventually("the feed is read", || state("crm") == "active");
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!((told("unread"), told("recovered")), (1, 1));
+    eventually("the metrics have no lag", || lag("0"));
+    end(&relay);
+    page.process.stop();
+}
+
+/// R73
+#[test]
+fn r73_check_names_a_feed_of_the_settings_without_tables() {
+    let database = Database::new();
+    database.execute("DROP TABLE {o}_feed_reader, {o}_feed_event, {o}_feed_part, {o}_feed CASCADE");
+    let file = File::new("[destinations.audit]\nfeed = true\n");
+    let checked = finish(database.binary(&["check", "--config", file.path()])).stdout;
+    assert!(
+        checked.contains("the settings have the feed audit") && checked.contains("--with feeds"),
+        "{checked}"
+    );
+}
+
 /// R65: whoever has locked a feed's row holds up the events of that feed, and no other message.
 #[test]
 fn r65_a_locked_feed_holds_up_only_its_own_events() {

@@ -129,7 +129,7 @@ fn nothing_is_sent_until_the_endpoint_repeats_the_challenge_and_then_all_that_wa
     let counts = said(&["status", "--json"]).code(0).json()["endpoints"].clone();
     assert_eq!(
         counts,
-        json!({ "working": 0, "unverified": 1, "paused": 0, "failing": 0, "disabled": 0 })
+        json!({ "working": 0, "unverified": 1, "paused": 0, "failing": 0, "unread": 0, "disabled": 0 })
     );
     let listed = said(&["message", "list", "--json"]).code(0).stdout;
     let reason = format!("destination not verified: hook: {expected}");

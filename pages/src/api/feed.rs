@@ -8,6 +8,10 @@ use uuid::Uuid;
 
 use super::Time;
 
+/// Events of a page, if the request does not say how many, and the most.
+pub(crate) const USUAL_EVENTS: u32 = 500;
+pub(crate) const MOST_EVENTS: u32 = 1_000;
+
 /// A feed, and how far it is read.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Feed {

@@ -5,9 +5,9 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
+use super::feed::{MOST_EVENTS, USUAL_EVENTS};
 use super::once::LONGEST;
 use super::{Problem, Route};
-use crate::feeds;
 
 /// The document of these routes, which are served below this path.
 pub(crate) fn document<S, V>(routes: &[Route<S, V>], title: &str, base: &str) -> Value {
@@ -82,7 +82,7 @@ fn events(problem: &Value) -> Value {
     let refused = |why: &str| json!({"description": why, "content": {"application/problem+json": {"schema": problem}}});
     let query = |name: &str, about: &str, schema: Value| json!({"name": name, "in": "query", "description": about, "schema": schema});
     let limit =
-        json!({"type": "integer", "minimum": 1, "maximum": feeds::MOST, "default": feeds::USUAL});
+        json!({"type": "integer", "minimum": 1, "maximum": MOST_EVENTS, "default": USUAL_EVENTS});
     let event = json!({
         "type": "object",
         "required": ["specversion", "id", "source", "type", "position"],

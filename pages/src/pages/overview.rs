@@ -5,7 +5,7 @@ mod verdict;
 
 use std::sync::Arc;
 
-use diesel_outbox::admin::DeadDepth;
+use diesel_outbox::admin::{DeadDepth, FeedLag};
 use diesel_outbox::program::Rates;
 use http::StatusCode;
 use maud::{Markup, html};
@@ -39,6 +39,7 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
             (figures(site, glance, rates))
             (lanes(glance))
             (destinations::panel(visit, glance))
+            (feeds(glance))
             (relays::panel(&glance.leases))
         }
     };
@@ -147,6 +148,32 @@ fn lanes(glance: &Glance) -> Markup {
             @if rows.is_empty() { p.none { "No waiting messages and no dead letters." } }
             @else { (table("Topics", &columns, &rows)) }
             @if more > 0 { p.none { "and " (words::counted(more as i64, "other topic", "other topics")) " with less delay" } }
+        }
+    }
+}
+
+/// Feeds with events that nobody has read, those with most first.
+fn feeds(glance: &Glance) -> Markup {
+    let lags = glance.depths.feeds.iter().filter(|feed| feed.events > 0);
+    let row = |feed: &FeedLag| {
+        vec![
+            html! { span.key { (words::name(&feed.name)) } },
+            number(&words::count(feed.events, false)),
+            number(&words::duration(feed.seconds)),
+        ]
+    };
+    let rows: Vec<Vec<Markup>> = lags.take(MOST_LANES).map(row).collect();
+    let columns = [
+        Column("Feed", Kind::Text),
+        Column("Events not read", Kind::Number),
+        Column("For", Kind::Number),
+    ];
+    html! {
+        @if !rows.is_empty() {
+            section.panel aria-labelledby="feeds" {
+                div.head { h2 id="feeds" { "Feeds" } }
+                (table("Feeds", &columns, &rows))
+            }
         }
     }
 }

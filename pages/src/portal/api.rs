@@ -21,7 +21,7 @@ use super::endpoints::{
     send_waiting, write,
 };
 use super::own::{Many, Own};
-use super::session::{Session, Unopened};
+use super::session::Session;
 use super::words::Words;
 use super::{Language, Portal, Refusal, Topic, deliveries, feeds};
 use crate::api::feed::{Feed, Token};
@@ -70,7 +70,7 @@ pub(super) fn answer(portal: &Portal, request: &Request, path: &str) -> Response
     let admit = |route: &Route<Portal, Session>| {
         let session = portal
             .session(request)
-            .map_err(|why| unopened(request, why))?;
+            .map_err(|why| why.refusal(request))?;
         if !session.rights.meet(route.needs) {
             return Err(Problem::from(Refusal::NotAllowed).into());
         }
@@ -88,22 +88,6 @@ pub(super) fn answer(portal: &Portal, request: &Request, path: &str) -> Response
             rights: session.rights,
         }
     })
-}
-
-/// The refusal of a visitor who is not let in.
-pub(super) fn unopened(request: &Request, why: Unopened) -> Response {
-    let (status, why) = match why {
-        Unopened::Missing if request.visitor.identity.is_some() => {
-            (StatusCode::FORBIDDEN, "the portal is for customers")
-        }
-        Unopened::Missing => (
-            StatusCode::UNAUTHORIZED,
-            "this request needs a token: send Authorization: Bearer …",
-        ),
-        Unopened::Expired => (StatusCode::UNAUTHORIZED, "the token has expired"),
-        Unopened::Invalid => (StatusCode::UNAUTHORIZED, "the token is not valid"),
-    };
-    Problem::new(status, why).into()
 }
 
 impl From<Refusal> for Problem {

@@ -11,7 +11,7 @@ use http::StatusCode;
 use maud::{Markup, html};
 use uuid::Uuid;
 
-use super::endpoints::label;
+use super::feeds::label;
 use super::own::Own;
 use super::words::Words;
 use super::{Asked, ENDPOINTS, Refusal, endpoint_page, with_time};

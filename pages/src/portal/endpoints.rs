@@ -21,7 +21,7 @@ use uuid::Uuid;
 
 use super::conditions::{self, Condition, OPERATORS, Word};
 use super::deliveries;
-use super::feeds::{self, is_feed};
+use super::feeds::{self, is_feed, label};
 use super::own::{Many, Own, PORTAL};
 use super::words::Words;
 use super::{Asked, ENDPOINTS, Refusal, endpoint_page, with_time};
@@ -118,14 +118,6 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
         }
     };
     Ok(asked.page(StatusCode::OK, words.endpoints, &content))
-}
-
-/// What an endpoint is called: the URL, or the name of a feed.
-pub(super) fn label(one: &Endpoint) -> String {
-    match is_feed(one) {
-        true => one.name.clone(),
-        false => without_user(&one.url),
-    }
 }
 
 fn topics(asked: &Asked<'_>, one: &Endpoint) -> String {
@@ -601,7 +593,7 @@ fn row(words: &Words, condition: &Condition, why: Option<&str>) -> Markup {
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Written {
-    /// Of a new endpoint: `webhook` (events are sent to `url`) or `feed` (they are fetched). Absent: `webhook`.
+    /// Of a new endpoint: `webhook` (events are sent to `url`) or `feed` (they are fetched). Absent or empty: `webhook`.
     kind: Option<String>,
     pub(super) url: Option<String>,
     /// Empty: none.
@@ -654,7 +646,8 @@ impl Written {
     }
 
     fn kind(&self) -> Result<Option<EndpointKind>, Refusal> {
-        let kind = self.kind.as_deref().map(str::parse).transpose();
+        let kind = self.kind.as_deref().filter(|kind| !kind.is_empty());
+        let kind = kind.map(str::parse).transpose();
         kind.map_err(|_| Refusal::Wrong("kind", |words| words.invalid_value))
     }
 

@@ -14,12 +14,21 @@ use crate::Visitor;
 use crate::feeds::{self, Answer, FeedSite, events_url};
 use crate::request::Request;
 use crate::response::Response;
+use crate::text::without_user;
 
 /// How long older tokens hold beside a new one.
 const OVERLAP: Duration = Duration::from_secs(24 * 3600);
 
 pub(super) fn is_feed(one: &Endpoint) -> bool {
     one.kind == EndpointKind::Feed
+}
+
+/// What an endpoint is called: the URL, or the name of a feed.
+pub(super) fn label(one: &Endpoint) -> String {
+    match is_feed(one) {
+        true => one.name.clone(),
+        false => without_user(&one.url),
+    }
 }
 
 /// The feed of the tenant with this name.
@@ -69,7 +78,7 @@ pub(super) fn facts(asked: &Asked<'_>, state: &FeedState) -> Markup {
     }
 }
 
-/// The form that makes a token.
+/// Makes a token, and shows it.
 pub(super) fn token(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let name = asked.get("name");
     let token = new_token(asked.own(), name)?;
@@ -109,7 +118,7 @@ impl Portal {
                 request.visitor = Visitor::of_tenant(session.tenant, session.who, session.rights);
             }
             Err(why) if request.visitor.identity.is_some() => {
-                return super::api::unopened(&request, why);
+                return why.refusal(&request);
             }
             // The token may be that of the feed.
             Err(_) => {}

@@ -3,9 +3,13 @@
 //! A link and the cookie that it becomes are texts that say until when, for which tenant and with which rights, and a
 //! signature. The signature of a link is no signature of a cookie.
 
+use http::StatusCode;
 use uuid::Uuid;
 
+use crate::api::Problem;
 use crate::key::{Key, hex, random};
+use crate::request::Request;
+use crate::response::Response;
 use crate::visitor::Identity;
 use crate::{PagesError, Rights};
 
@@ -32,6 +36,24 @@ pub(super) enum Unopened {
     Expired,
     /// Not of this key.
     Invalid,
+}
+
+impl Unopened {
+    /// The refusal of a request for JSON or for events.
+    pub(super) fn refusal(self, request: &Request) -> Response {
+        let (status, why) = match self {
+            Self::Missing if request.visitor.identity.is_some() => {
+                (StatusCode::FORBIDDEN, "the portal is for customers")
+            }
+            Self::Missing => (
+                StatusCode::UNAUTHORIZED,
+                "this request needs a token: send Authorization: Bearer …",
+            ),
+            Self::Expired => (StatusCode::UNAUTHORIZED, "the token has expired"),
+            Self::Invalid => (StatusCode::UNAUTHORIZED, "the token is not valid"),
+        };
+        Problem::new(status, why).into()
+    }
 }
 
 /// What a link or a cookie says.

@@ -166,7 +166,7 @@ const READER: Role = Role {
         ("_pause", "SELECT", ""),
         ("_topic", "SELECT", ""),
         ("_audit", "SELECT", ""),
-        ("_endpoint", "SELECT", "name, topics, tenant_id, filter, enabled, mode, concurrency, rate, \
+        ("_endpoint", "SELECT", "name, kind, topics, tenant_id, filter, enabled, mode, concurrency, rate, \
             timeout, policy, description, disabled_reason, created_at, updated_at, failing_since, \
             failing_reason, failing, verification, verified_at, allowed_rate, verification_due, verification_tries, \
             disabled_by, set_by, verification_error, id"),

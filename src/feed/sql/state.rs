@@ -73,7 +73,7 @@ type ReaderRow = (
 
 /// Which feeds are meant.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Which<'a> {
+pub(crate) struct WhichFeeds<'a> {
     /// `None`: all.
     pub(crate) names: Option<&'a [&'a str]>,
     /// Only those whose names come after this one.
@@ -88,7 +88,7 @@ pub(crate) struct Which<'a> {
 pub(crate) fn states(
     conn: &mut PgConnection,
     name: &OutboxName,
-    which: Which<'_>,
+    which: WhichFeeds<'_>,
 ) -> QueryResult<Vec<FeedState>> {
     let rows: Vec<Row> = statement(format!(
         "SELECT name, tenant_id, of_endpoint, base + 1, last, read_to,
