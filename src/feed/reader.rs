@@ -290,15 +290,18 @@ impl Reader {
 
     fn ask(&self, after: After) -> Result<Page, NoPage> {
         let mut url = self.url.clone();
-        let wait = humantime::format_duration(self.wait).to_string();
+        // Behind a wait, the end would be another one.
+        let wait = match after {
+            After::End => Duration::ZERO,
+            After::Begin | After::Cursor(_) | After::Time(_) => self.wait,
+        };
+        let within = wait.saturating_add(self.timeout);
+        let wait = humantime::format_duration(wait).to_string();
         url.query_pairs_mut()
             .append_pair("after", &after.to_string())
             .append_pair("limit", &self.limit.to_string())
             .append_pair("wait", &wait.replace(' ', ""));
-        let answer = match self
-            .client
-            .get(&url, self.wait.saturating_add(self.timeout))
-        {
+        let answer = match self.client.get(&url, within) {
             Ok(answer) => answer,
             Err(PageLost::TooLarge) => return Err(not_a_page("it is larger than 64 MiB").into()),
             Err(PageLost::Failed(reason)) => {
