@@ -50,6 +50,29 @@ const LONGEST_DETAIL: usize = 300;
 /// # #[allow(unreachable_code)]
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// All options:
+///
+/// ```
+/// use std::time::{Duration, SystemTime};
+///
+/// use diesel_outbox::Backoff;
+/// use diesel_outbox::config::Roots;
+/// use diesel_outbox::feed::{After, Reader};
+///
+/// let seconds = Duration::from_secs;
+/// let url = "http://shop.internal:9090/api/v1/feeds/crm/events";
+/// let reader = Reader::new(url, "feed_7s1tCYcvZ0".into())?
+///     .roots(Roots::Bundled)?
+///     .name("crm of the shop")
+///     .begin(After::Time(SystemTime::now() - seconds(3600)))
+///     .wait(seconds(30))
+///     .timeout(seconds(10))
+///     .limit(1_000)
+///     .retry_for(Duration::MAX)
+///     .backoff(Backoff::exponential(seconds(1), seconds(60)));
+/// # Ok::<(), diesel_outbox::ConfigError>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Reader {
     client: PageClient,
