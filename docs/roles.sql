@@ -49,6 +49,9 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_endpoint" TO outbox_registrar;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_pause" TO outbox_registrar;
 GRANT SELECT, INSERT ON "outbox_topic" TO outbox_registrar;
 GRANT INSERT ON "outbox_registration" TO outbox_registrar;
+GRANT SELECT, INSERT, UPDATE ON "outbox_feed" TO outbox_registrar;
+GRANT SELECT ON "outbox_feed_event" TO outbox_registrar;
+GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_feed_reader" TO outbox_registrar;
 GRANT EXECUTE ON FUNCTION outbox_message_id() TO outbox_registrar;
 
 -- Runs a relay, and all commands of an operator except migrate, forget and
@@ -72,10 +75,15 @@ GRANT SELECT, INSERT ON "outbox_audit" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_request" TO outbox_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_endpoint" TO outbox_relay;
 GRANT SELECT, INSERT, DELETE ON "outbox_registration" TO outbox_relay;
+GRANT SELECT, INSERT, UPDATE ON "outbox_feed" TO outbox_relay;
+GRANT SELECT, INSERT ON "outbox_feed_event" TO outbox_relay;
+GRANT SELECT ON "outbox_feed_part" TO outbox_relay;
+GRANT SELECT, INSERT, UPDATE, DELETE ON "outbox_feed_reader" TO outbox_relay;
 GRANT SELECT ON "outbox_messages" TO outbox_relay;
 GRANT EXECUTE ON FUNCTION outbox_message_id() TO outbox_relay;
 GRANT EXECUTE ON FUNCTION "outbox_rotate"(interval) TO outbox_relay;
 GRANT EXECUTE ON FUNCTION "outbox_blank"(timestamptz, timestamptz, integer) TO outbox_relay;
+GRANT EXECUTE ON FUNCTION "outbox_feed_rotate"(interval, bigint) TO outbox_relay;
 GRANT SELECT ON SEQUENCE "outbox_sequence_seq" TO outbox_relay;
 
 -- Reads: status, dead list, pause list, the view. It cannot see payloads, headers, secrets or the URLs of
@@ -96,6 +104,9 @@ GRANT SELECT (name, topics, tenant_id, filter, enabled, mode, concurrency, rate,
     description, disabled_reason, created_at, updated_at, failing_since, failing_reason, failing,
     verification, verified_at, allowed_rate, verification_due, verification_tries, disabled_by,
     set_by, verification_error, id) ON "outbox_endpoint" TO outbox_reader;
+GRANT SELECT ON "outbox_feed" TO outbox_reader;
+GRANT SELECT (feed, created_at, valid_until, last_position, last_read_at) ON "outbox_feed_reader"
+    TO outbox_reader;
 GRANT SELECT ON "outbox_messages" TO outbox_reader;
 GRANT SELECT ON SEQUENCE "outbox_sequence_seq" TO outbox_reader;
 

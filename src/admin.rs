@@ -39,7 +39,7 @@ pub use crate::operate::expunge::{expunge, expunge_all};
 pub use crate::operate::forget::{Forgotten, forget};
 pub use crate::operate::pauses::{Pause, pause, pauses, resume};
 pub use crate::operate::replay::{ReplayRun, replay};
-pub use crate::operate::sql::depths::{DeadDepth, Depths, LaneDepth};
+pub use crate::operate::sql::depths::{DeadDepth, Depths, FeedLag, LaneDepth};
 pub use crate::operate::sql::expunge::{Expunged, Subject};
 pub use crate::operate::sql::messages::LetterId;
 pub use crate::operate::sql::place::Place;

@@ -23,7 +23,7 @@ pub(super) use self::assembly::{CheckedSettings, settings_of};
 #[cfg(test)]
 pub(super) use self::bulkheads::Dispatchers;
 use self::in_code::InCode;
-use crate::config::{Config, ConfigError, Destination, Route};
+use crate::config::{Config, ConfigError, Destination, FeedDestination, Route};
 use crate::dispatch::Dispatcher;
 use crate::engine::host::shared::CLAIM_LIMIT;
 use crate::engine::host::sql::connection::Manager;
@@ -227,6 +227,13 @@ impl RelayBuilder {
     #[must_use]
     pub fn destination(mut self, destination: Destination) -> Self {
         self.config.destinations.push(destination);
+        self
+    }
+
+    /// Adds a [feed](crate::feed): a destination that is read instead of sent to. Routes lead to it as to others.
+    #[must_use]
+    pub fn feed(mut self, name: impl Into<String>) -> Self {
+        self.config.feeds.push(FeedDestination::new(name));
         self
     }
 

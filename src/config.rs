@@ -41,8 +41,8 @@ pub(crate) use self::auth::{
     Algorithm, AuthKind, AuthPart, Client, ClientKey, Encoding, HeaderSignature, OAuth2, Template,
 };
 pub use self::destination::{
-    Breaker, Class, Classes, DeliveryPolicy, Mode, OnDead, Proxy, Rate, RequestBatch, Roots, Tls,
-    TlsVersion, Verification,
+    Breaker, Class, Classes, DeliveryPolicy, FeedDestination, Mode, OnDead, Proxy, Rate,
+    RequestBatch, Roots, Tls, TlsVersion, Verification,
 };
 pub(crate) use self::destination::{Destination, PolicyOption};
 pub use self::environment::from_env;
@@ -225,6 +225,8 @@ settings! {
         pub(crate) admin: Admin,
         /// Named destinations.
         pub destinations: Vec<Destination>,
+        /// Destinations that are read instead of sent to.
+        pub feeds: Vec<FeedDestination>,
         /// The routes from topics to destinations. The most specific pattern wins.
         pub routes: Vec<Route>,
         /// Destinations inside the process.

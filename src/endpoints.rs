@@ -69,6 +69,7 @@ mod sealed;
 pub(crate) mod serving;
 pub(crate) mod sql;
 pub(crate) mod turns;
+mod unread;
 mod verifications;
 pub(crate) mod workers;
 

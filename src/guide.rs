@@ -30,6 +30,10 @@ pub mod webhook_signatures {}
 #[doc = include_str!("../docs/failing-endpoints.md")]
 pub mod failing_endpoints {}
 
+/// Feeds: destinations that consumers read.
+#[doc = include_str!("../docs/feeds.md")]
+pub mod feeds {}
+
 /// Running the relay in the process, as a sidecar, under systemd, or in an empty container.
 #[doc = include_str!("../docs/deploying.md")]
 pub mod deploying {}

@@ -125,7 +125,7 @@ mod outbox;
 mod sql;
 
 // The simulation of the engine with endpoints, above all rooms.
-#[cfg(all(test, feature = "operate"))]
+#[cfg(all(test, feature = "operate", feature = "feeds"))]
 mod simulation;
 
 // Plain types and functions.

@@ -85,7 +85,11 @@ names! {
     gauge BREAKER_OPEN = "diesel_outbox_breaker_open", Count, "1: the circuit breaker is open.";
     gauge PAUSED = "diesel_outbox_paused", Count, "1: the destination is paused.";
     gauge ENDPOINTS = "diesel_outbox_endpoints", Count,
-        "Endpoints, by state: working, unverified, paused, failing, disabled.";
+        "Endpoints, by state: working, unverified, paused, failing, unread, disabled.";
+    gauge FEED_LAG_EVENTS = "diesel_outbox_feed_lag_events", Count,
+        "Events of the feed that no reader with a token has read.";
+    gauge FEED_LAG_SECONDS = "diesel_outbox_feed_lag_seconds", Seconds,
+        "How long the first of these events has been stored; 0: all are read.";
     gauge TOPIC_PAUSED = "diesel_outbox_topic_paused", Count, "1: the topic is paused.";
     gauge LEASE_SECONDS_LEFT = "diesel_outbox_lease_seconds_left", Seconds,
         "Time left in which sends may start before the relay must renew its lease.";

@@ -2,7 +2,9 @@
 
 /// An endpoint fails.
 pub(crate) const FAILING: &str = "outbox.endpoint.failing";
-/// A failing destination works again.
+/// A feed has events, and nobody reads it.
+pub(crate) const UNREAD: &str = "outbox.endpoint.unread";
+/// A failing destination works again, or an unread feed is read.
 pub(crate) const RECOVERED: &str = "outbox.endpoint.recovered";
 /// A relay has paused a destination until it is resumed.
 pub(crate) const PAUSED: &str = "outbox.endpoint.paused";
@@ -17,6 +19,6 @@ pub(crate) const OPENED: &str = "outbox.breaker.opened";
 pub(crate) fn is_own(topic: &str) -> bool {
     matches!(
         topic,
-        FAILING | RECOVERED | PAUSED | DISABLED | DEAD | OPENED
+        FAILING | UNREAD | RECOVERED | PAUSED | DISABLED | DEAD | OPENED
     )
 }

@@ -54,12 +54,13 @@ pub use crate::feed::page::{After, Discontinued, FeedEvent, FeedPage};
 pub use crate::feed::sql::read::FeedRow;
 pub use crate::feed::sql::state::{FeedState, ReaderState};
 pub use crate::operate::acts::endpoint::{
-    DISABLE, ENABLE, ENDPOINT_ACTS, EndpointAct, EndpointPreview, REMOVE, kept_for, retrying,
-    rotate, send_again, while_disabled,
+    DISABLE, ENABLE, ENDPOINT_ACTS, EndpointAct, EndpointPreview, RECOVER, REMOVE, SENDING_ACTS,
+    Sending, SendingAct, SentMessages, kept_for, rotate, send_again, while_disabled,
 };
 #[cfg(feature = "http")]
 pub use crate::operate::acts::endpoint::{begin_test, begin_verification, refusal};
 pub use crate::operate::acts::letters::LetterName;
+pub use crate::operate::acts::message::{CANCEL, MessageAct, RESCHEDULE, SETTLE};
 pub use crate::operate::acts::pause::{OPERATOR, PauseAnswer, Pausing, check_pause_reason, resume};
 pub use crate::operate::acts::token::make_feed_token;
 pub use crate::operate::acts::{ACTS, ActError, Choice, ManyAct, Performed, Preview, Words};

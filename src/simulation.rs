@@ -6,6 +6,7 @@
 //! Why: docs/decisions.md#simulation
 
 mod broken;
+mod feeds;
 mod history;
 mod link;
 mod process;

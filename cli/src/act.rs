@@ -1,10 +1,7 @@
 //! Acts on many messages: each act that the library lists is a subcommand of its group.
 
-use std::fmt;
-use std::marker::PhantomData;
-
 use anyhow::{Result, bail};
-use clap::{ArgMatches, Args, Command, Error, FromArgMatches, Subcommand};
+use clap::Command;
 use diesel::PgConnection;
 use diesel_outbox::admin::Selection;
 use diesel_outbox::config::Config;
@@ -15,11 +12,13 @@ use diesel_outbox::{Answer, Changed, ConfigError, Part, PartState};
 use serde_json::{Value, json};
 
 use crate::bulk::{How, TO_CONTINUE, perform};
-use crate::confirm::confirmed;
+use crate::confirm::ask;
+use crate::listed::{List, Listed};
 use crate::output;
+use crate::values::of_option;
 
 /// A command with acts as subcommands.
-pub(crate) trait Group {
+pub(crate) trait Group: 'static {
     /// Its name.
     const NAME: &'static str;
 }
@@ -30,7 +29,7 @@ const OF_EACH: &str = "Without an id, give at least one condition, or --all. Eac
 
 /// Options of each act.
 #[derive(Debug, clap::Args)]
-struct Options {
+pub(crate) struct Options {
     #[arg(value_name = "ID")]
     ids: Vec<String>,
     #[command(flatten)]
@@ -42,75 +41,28 @@ struct Options {
     how: How,
 }
 
-/// An act of a group, with its options.
-pub(crate) struct OfGroup<G> {
-    act: &'static dyn ManyAct,
-    options: Options,
-    group: PhantomData<G>,
-}
+impl<G: Group> List for G {
+    type Act = &'static dyn ManyAct;
+    type Options = Options;
 
-impl<G> fmt::Debug for OfGroup<G> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {:?}", self.act.words().name, self.options)
+    fn acts() -> impl Iterator<Item = Self::Act> {
+        let acts = ACTS.iter().copied();
+        acts.filter(|act| act.words().group == G::NAME)
+    }
+
+    fn name(act: Self::Act) -> &'static str {
+        act.words().name
+    }
+
+    fn describe(act: Self::Act, command: Command) -> Command {
+        let words = act.words();
+        let after = format!("{} {}\n\n{OF_EACH}", words.becomes, words.undo);
+        let command = command.about(words.about).after_help(after);
+        command.mut_arg("ids", |ids| ids.help(words.ids))
     }
 }
 
-fn acts_of<G: Group>() -> impl Iterator<Item = &'static dyn ManyAct> {
-    let acts = ACTS.iter().copied();
-    acts.filter(|act| act.words().group == G::NAME)
-}
-
-/// The act that the subcommand names, and its options.
-pub(crate) fn named_act<A>(
-    matches: &ArgMatches,
-    find: impl FnOnce(&str) -> Option<A>,
-) -> Result<(A, &ArgMatches), Error> {
-    let named = matches.subcommand();
-    let named = named.and_then(|(name, options)| Some((find(name)?, options)));
-    let kind = clap::error::ErrorKind::InvalidSubcommand;
-    named.ok_or_else(|| Error::raw(kind, "there is no such act\n"))
-}
-
-impl<G: Group> FromArgMatches for OfGroup<G> {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        let find = |name: &str| acts_of::<G>().find(|act| act.words().name == name);
-        let (act, options) = named_act(matches, find)?;
-        Ok(Self {
-            act,
-            options: Options::from_arg_matches(options)?,
-            group: PhantomData,
-        })
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
-}
-
-impl<G: Group> Subcommand for OfGroup<G> {
-    fn augment_subcommands(command: Command) -> Command {
-        let one = |act: &dyn ManyAct| {
-            let words = act.words();
-            let after = format!("{} {}\n\n{OF_EACH}", words.becomes, words.undo);
-            let command = Options::augment_args(Command::new(words.name));
-            // After the options, whose type has words of its own.
-            let command = command.about(words.about).after_help(after);
-            command.mut_arg("ids", |ids| ids.help(words.ids))
-        };
-        command.subcommands(acts_of::<G>().map(one))
-    }
-
-    fn augment_subcommands_for_update(command: Command) -> Command {
-        Self::augment_subcommands(command)
-    }
-
-    fn has_subcommand(name: &str) -> bool {
-        acts_of::<G>().any(|act| act.words().name == name)
-    }
-}
-
-impl<G: Group> OfGroup<G> {
+impl<G: Group> Listed<G> {
     /// The messages that are chosen.
     pub(crate) fn which(&self) -> Result<Choice, ConfigError> {
         let Options {
@@ -178,22 +130,14 @@ impl<G: Group> OfGroup<G> {
 
     fn ask(&self, which: &Choice, preview: &Preview) -> Result<()> {
         let words = self.act.words();
-        let question = format!(
-            "{} {} ({which}){}? {} {}",
-            words.name,
-            words.counted(preview.count),
-            first(preview),
-            words.becomes,
-            words.undo,
-        );
-        let hint = format!(
-            "{} {} asks for confirmation: without a terminal, give --yes",
-            words.group, words.name
-        );
-        match confirmed(&question, &hint)? {
-            true => Ok(()),
-            false => bail!("nothing was changed"),
-        }
+        let command = format!("{} {}", words.group, words.name);
+        let count = words.counted(preview.count);
+        let question = format!("{} {count} ({which}){}", words.name, first(preview));
+        ask(
+            &command,
+            &question,
+            &format!("{} {}", words.becomes, words.undo),
+        )
     }
 
     /// Prints what was done, or would be.
@@ -311,13 +255,13 @@ fn first(preview: &Preview) -> String {
     }
 }
 
-fn named(words: &Words, WrongChoice { field, why }: WrongChoice) -> ConfigError {
-    match field {
+fn named(words: &Words, wrong: WrongChoice) -> ConfigError {
+    match wrong.field {
         "all" | "ids" => ConfigError::new(
             format!("{} {}", words.group, words.name),
-            why.replace("choose all", "give --all"),
+            wrong.why.replace("choose all", "give --all"),
         ),
-        field => ConfigError::new(format!("--{field}"), why),
+        _ => of_option(wrong),
     }
 }
 

@@ -1,14 +1,12 @@
-//! Changes of many messages: count, ask, change with a progress bar, tell.
+//! Changes of many messages: their options, and a progress bar.
 
 use anyhow::{Result, bail};
-use diesel_outbox::admin::{Bulk, Bulked, Note};
+use diesel_outbox::admin::{Bulk, Note};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::json;
 
-use crate::confirm::confirmed;
 use crate::number::whole;
+use crate::signals;
 use crate::signed::Signed;
-use crate::{output, signals};
 
 /// How fast, or only how many.
 #[derive(Debug, clap::Args)]
@@ -34,39 +32,6 @@ pub(crate) struct How {
     /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// A change of many messages, in words: `retry` and `retried`, `7 messages waiting in the outbox "outbox"`.
-pub(crate) struct Words<'a> {
-    pub(crate) verb: &'a str,
-    pub(crate) done: &'a str,
-    /// Which messages: `for acme`.
-    pub(crate) which: &'a str,
-}
-
-/// Counts the messages, asks, and changes them. `act` carries the change out, or counts.
-pub(crate) fn carry_out(
-    how: &How,
-    words: &Words<'_>,
-    mut act: impl FnMut(Bulk<'_>) -> Result<Bulked>,
-) -> Result<()> {
-    let Words { verb, done, which } = words;
-    let note = how.signed.note();
-    let found = act(Bulk::new(&note).dry_run())?;
-    if how.pace.dry_run || found.changed == 0 {
-        return tell(how, words, &found, &Bulked::default(), false);
-    }
-    let question = format!("{verb} {} {which}?", output::messages(found.changed));
-    let hint = format!("{verb} asks for confirmation: without a terminal, give --yes");
-    if !how.yes && !confirmed(&question, &hint)? {
-        bail!("nothing was {done}");
-    }
-    let (changed, is_stopped) = perform(found.changed, &how.pace, &note, TO_CONTINUE, act)?;
-    tell(how, words, &found, &changed, is_stopped)?;
-    if is_stopped {
-        bail!("stopped by a signal; {TO_CONTINUE}");
-    }
-    Ok(())
 }
 
 /// How a change continues that was stopped.
@@ -96,49 +61,4 @@ pub(crate) fn perform<T>(
         Ok(changed) => Ok((changed, !signals.is_empty())),
         Err(error) => bail!("{error:#}; {to_continue}"),
     }
-}
-
-fn tell(
-    how: &How,
-    Words { done, which, .. }: &Words<'_>,
-    found: &Bulked,
-    changed: &Bulked,
-    is_stopped: bool,
-) -> Result<()> {
-    if how.json {
-        return output::json(&json!({
-            "matched": found.changed,
-            "changed": changed.changed,
-            "skipped": changed.skipped,
-            "without_payload": found.without_payload,
-            "stopped": is_stopped,
-        }));
-    }
-    if found.without_payload > 0 {
-        output::line(format!(
-            "not sent: {}, of which the ledger has no payload (OUTBOX_LEDGER_PAYLOAD)",
-            output::messages(found.without_payload)
-        ))?;
-    }
-    if how.pace.dry_run {
-        return output::line(format!(
-            "{} {which} would be {done}",
-            output::messages(found.changed)
-        ));
-    }
-    let skipped = match changed.skipped {
-        0 => String::new(),
-        skipped => format!(
-            "; {skipped} unchanged: their idempotency keys are in the outbox again, or another operator was faster"
-        ),
-    };
-    let why = if found.changed == 0 {
-        ": none matches"
-    } else {
-        ""
-    };
-    output::line(format!(
-        "{done} {} {which}{why}{skipped}",
-        output::messages(changed.changed)
-    ))
 }

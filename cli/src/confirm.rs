@@ -2,16 +2,20 @@
 
 use std::io::{BufRead, IsTerminal};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
-/// Whether the operator confirms at the terminal. Without a terminal, prints `hint` and returns `false`.
-pub(crate) fn confirmed(question: &str, hint: &str) -> Result<bool> {
-    if !std::io::stdin().is_terminal() {
-        eprintln!("{hint}");
-        return Ok(false);
-    }
-    eprint!("{question} [y/N] ");
+/// Asks at the terminal whether this command may act, and says what becomes of the messages. Fails unless the operator confirms.
+pub(crate) fn ask(command: &str, question: &str, becomes: &str) -> Result<()> {
     let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer)?;
-    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
+    match std::io::stdin().is_terminal() {
+        true => {
+            eprint!("{question}? {becomes} [y/N] ");
+            std::io::stdin().lock().read_line(&mut answer)?;
+        }
+        false => eprintln!("{command} asks for confirmation: without a terminal, give --yes"),
+    }
+    match answer.trim().to_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => bail!("nothing was changed: {becomes}"),
+    }
 }

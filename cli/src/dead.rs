@@ -8,8 +8,9 @@ use diesel_outbox::admin::Selection;
 use diesel_outbox::program::{self, Chosen, DeadGroup, LetterName, MessageRecord};
 use serde_json::{Value, json};
 
-use crate::act::{Group, OfGroup};
+use crate::act::Group;
 use crate::connection::connect;
+use crate::listed::Listed;
 use crate::number::whole;
 use crate::settings::SettingFlags;
 use crate::values::{chosen, place};
@@ -54,7 +55,7 @@ pub(crate) enum Action {
     },
     /// Requeue or discard them
     #[command(flatten)]
-    Act(OfGroup<OfDead>),
+    Act(Listed<OfDead>),
 }
 
 /// The command `dead`.

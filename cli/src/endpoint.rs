@@ -3,7 +3,7 @@
 mod change;
 mod deliveries;
 mod policy;
-mod recover;
+mod send;
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -26,10 +26,12 @@ use serde::Serialize;
 use serde_json::Value;
 use uuid::Uuid;
 
-use self::change::OfEndpoint;
+use self::change::Changes;
 use self::policy::PolicyFlags;
+use self::send::Sends;
 
 use crate::connection::connect;
+use crate::listed::Listed;
 use crate::output;
 use crate::settings::SettingFlags;
 use crate::signed::Signed;
@@ -55,7 +57,7 @@ pub(crate) enum Action {
     Put(Box<Put>),
     /// Enable, disable or remove it
     #[command(flatten)]
-    Change(OfEndpoint),
+    Change(Listed<Changes>),
     /// Create a new secret and print the key for the receiver; the old secret also signs for a while
     Rotate {
         /// Name of the endpoint
@@ -105,10 +107,9 @@ pub(crate) enum Action {
         #[command(flatten)]
         signed: Signed,
     },
-    /// Send an endpoint its dead letters since a time again, oldest first
-    Recover(recover::Recovery),
-    /// Send a new endpoint the messages since a time, oldest first
-    Backfill(recover::Backfill),
+    /// Recover or backfill it
+    #[command(flatten)]
+    Send(Listed<Sends>),
 }
 
 #[derive(Debug, clap::Args)]
@@ -116,7 +117,7 @@ pub(crate) struct List {
     /// Only this tenant
     #[arg(long, value_name = "UUID")]
     tenant: Option<Uuid>,
-    /// Only failing endpoints: no send has succeeded for ten minutes since the first failure
+    /// Only failing endpoints: no send has succeeded for ten minutes since the first failure, or nobody reads the feed
     #[arg(long)]
     failing: bool,
     /// Only disabled endpoints
@@ -206,7 +207,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let outbox = Outbox::from(config.table.clone());
     let endpoints = outbox.endpoints().with_keys(&config.secret_keys);
     let statement = match action {
-        Action::Recover(_) | Action::Backfill(_) => Duration::from_secs(600),
+        Action::Send(_) => Duration::from_secs(600),
         _ => Duration::from_secs(30),
     };
     let mut conn = connect(&config, "endpoint", statement)?;
@@ -301,8 +302,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             let sent = program::send_again(conn, endpoints, name, *id, &signed.note());
             deliveries::sent_again(conn, endpoints, (name, *id), sent)
         }
-        Action::Recover(what) => recover::recover(conn, endpoints, what),
-        Action::Backfill(what) => recover::backfill(conn, endpoints, what),
+        Action::Send(act) => act.run(conn, endpoints),
     }
 }
 
@@ -545,9 +545,13 @@ fn list(conn: &mut PgConnection, endpoints: Endpoints<'_>, how: &List) -> Result
     }
     let mut table = output::table(&["name", "url", "topics", "tenant", "state"]);
     for one in &found {
+        let url = match one.kind {
+            EndpointKind::Feed => "(feed)".to_owned(),
+            _ => without_credentials(&one.url),
+        };
         table.add_row([
             output::name(&one.name),
-            output::name(&without_credentials(&one.url)),
+            output::name(&url),
             output::name(&one.topics.join(" ")),
             one.tenant_id.map(|id| id.to_string()).unwrap_or_default(),
             state(one),
@@ -582,7 +586,11 @@ fn shown(one: &Endpoint) -> String {
         }
     };
     let headers: Vec<&str> = one.headers.iter().map(|(name, _)| name.as_str()).collect();
-    row("url", Some(without_credentials(&one.url)));
+    row("kind", Some(one.kind.to_string()));
+    row(
+        "url",
+        (one.kind != EndpointKind::Feed).then(|| without_credentials(&one.url)),
+    );
     row("topics", Some(one.topics.join(" ")));
     row("tenant", one.tenant_id.map(|tenant| tenant.to_string()));
     row("filter", one.filter.as_ref().map(Value::to_string));
@@ -602,7 +610,11 @@ fn shown(one: &Endpoint) -> String {
     row("description", one.description.clone());
     row("registered", one.created_at.map(time));
     row("changed", one.updated_at.map(time));
-    row("failing since", one.failing_since.map(time));
+    let since = match one.kind {
+        EndpointKind::Feed => "unread since",
+        _ => "failing since",
+    };
+    row(since, one.failing_since.map(time));
     row("older secrets sign until", old_secrets_until(one).map(time));
     table.to_string()
 }
@@ -625,6 +637,7 @@ fn json_value(text: &str) -> Result<Value, String> {
 #[derive(Serialize)]
 struct Shown<'a> {
     name: &'a str,
+    kind: &'static str,
     url: String,
     topics: &'a [String],
     tenant_id: Option<String>,
@@ -669,6 +682,7 @@ impl<'a> Shown<'a> {
         let options = PolicyOption::of_endpoints();
         Self {
             name: &one.name,
+            kind: one.kind.as_str(),
             url: without_credentials(&one.url),
             topics: &one.topics,
             tenant_id: one.tenant_id.map(|tenant| tenant.to_string()),

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::confirm::confirmed;
+use crate::confirm::ask;
 use crate::connection::connect;
 use crate::settings::SettingFlags;
 use crate::signed::Signed;
@@ -44,17 +44,10 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     let config = settings.load()?;
     let patience = parse_duration("--wait", &options.wait)?;
     let mut conn = connect(&config, "forget", Duration::from_secs(600))?;
-    let question = format!(
-        "forget the tenant {} in the outbox {}? This cannot be undone",
-        options.tenant, config.table
-    );
-    if !options.yes
-        && !confirmed(
-            &question,
-            "forget asks for confirmation: without a terminal, give --yes",
-        )?
-    {
-        bail!("nothing was forgotten");
+    if !options.yes {
+        let (tenant, table) = (options.tenant, &config.table);
+        let question = format!("forget the tenant {tenant} in the outbox {table}");
+        ask("forget", &question, "It cannot be undone.")?;
     }
     let signals = signals::channel()?;
     let bar = ProgressBar::new_spinner();
@@ -82,6 +75,7 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             "dead_letters": done.dead_letters,
             "attempts": done.attempts,
             "ledger_entries": done.ledger_entries,
+            "feed_events": done.feed_events,
             "endpoints": done.endpoints,
             "left": done.left,
         }))?;
@@ -102,11 +96,12 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
 
 fn sentence(done: &Forgotten) -> String {
     format!(
-        "removed {}, {}, {}, {}; blanked {}",
+        "removed {}, {}, {}, {}; blanked {} and {}",
         output::messages(done.messages),
         output::dead_letters(done.dead_letters),
         output::counted(done.attempts, "attempt", "attempts"),
         output::counted(done.endpoints, "endpoint", "endpoints"),
         output::counted(done.ledger_entries, "ledger entry", "ledger entries"),
+        output::counted(done.feed_events, "event of feeds", "events of feeds"),
     )
 }

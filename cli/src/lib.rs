@@ -21,6 +21,7 @@ mod forget;
 mod keys;
 mod lab;
 mod leases;
+mod listed;
 mod listen;
 pub mod logging;
 mod message;

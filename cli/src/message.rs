@@ -15,8 +15,9 @@ use diesel_outbox::{ReasonCode, Status};
 use diesel_outbox_pages::message::{self, APPLICATION, REPLAYED, for_destination};
 use serde_json::{Value, json};
 
-use crate::act::{self, Group, OfGroup};
+use crate::act::{self, Group};
 use crate::connection::connect;
+use crate::listed::Listed;
 use crate::output;
 use crate::settings::SettingFlags;
 
@@ -35,10 +36,8 @@ pub(crate) enum Action {
     List(waiting::List),
     /// Retry or cancel them
     #[command(flatten)]
-    Act(OfGroup<OfMessage>),
-    /// Change the due time of a waiting message
+    Act(Listed<OfMessage>),
     Reschedule(waiting::Reschedule),
-    /// Settle a message or dead letter by hand: delivered by other means, or not to be sent
     Settle(waiting::Settle),
     /// Remove the content of messages wherever it is (payload, headers, responses, errors): of one, of an ordering key, or
     /// of a subject

@@ -7,13 +7,14 @@ use diesel::PgConnection;
 use diesel_outbox::ConfigError;
 use diesel_outbox::admin::{self, Pausable};
 use diesel_outbox::config::Config;
-use diesel_outbox::program::{self, ActError, OPERATOR, Pausing, WrongChoice, parse_duration};
+use diesel_outbox::program::{self, ActError, OPERATOR, Pausing};
 use serde_json::Value;
 use uuid::Uuid;
 
 use crate::connection::connect;
 use crate::settings::SettingFlags;
 use crate::signed::Who;
+use crate::values::of_option;
 use crate::{output, pauses};
 
 /// The actions of `pause`.
@@ -85,13 +86,10 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
 
 fn pause(config: &Config, kind: Pausable, name: &str, how: &How, is_forced: bool) -> Result<()> {
     let lasts = how.duration.as_deref();
-    let lasts = lasts
-        .map(|text| parse_duration("--for", text))
-        .transpose()?;
     let pausing = Pausing::new(kind, name, Some(&how.reason), lasts, is_forced);
-    let pausing = pausing.map_err(|WrongChoice { field, why }| match field {
-        "name" => ConfigError::new(format!("pause {}", kind.as_str()), why),
-        field => ConfigError::new(format!("--{field}"), why),
+    let pausing = pausing.map_err(|wrong| match wrong.field {
+        "name" => ConfigError::new(format!("pause {}", kind.as_str()), wrong.why),
+        _ => of_option(wrong),
     })?;
     let mut conn = connect(config, "pause", LONGEST)?;
     let configured = program::all_destinations(config).into_iter();

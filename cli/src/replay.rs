@@ -12,7 +12,7 @@ use diesel_outbox::{ConfigError, Status};
 use serde_json::json;
 
 use crate::bulk::{self, Pace};
-use crate::confirm::confirmed;
+use crate::confirm::ask;
 use crate::connection::connect;
 use crate::settings::SettingFlags;
 use crate::signed::Signed;
@@ -93,23 +93,14 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
     if options.pace.dry_run || found.changed == 0 {
         return end(options, &found, &Bulked::default(), None);
     }
-    let question = format!(
-        "replay {} of the outbox {}{}?",
-        output::messages(found.changed),
-        config.table,
-        if options.new_ids {
-            " with new message ids"
-        } else {
-            ""
-        },
-    );
-    if !options.yes
-        && !confirmed(
-            &question,
-            "replay asks for confirmation: without a terminal, give --yes",
-        )?
-    {
-        bail!("nothing was replayed");
+    if !options.yes {
+        let messages = output::messages(found.changed);
+        let question = format!("replay {messages} of the outbox {}", config.table);
+        let ids = match options.new_ids {
+            true => "They get new message ids.",
+            false => "They keep their message ids.",
+        };
+        ask("replay", &question, ids)?;
     }
     let how_to_continue = format!("to continue, repeat the command with --run {run}{fixed_times}");
     let (replayed, is_stopped) = bulk::perform(

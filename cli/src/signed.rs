@@ -18,7 +18,7 @@ pub(crate) struct Signed {
 pub(crate) struct SignedWithWhy {
     /// Reason for the change, recorded with it
     #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
-    why: String,
+    pub(crate) why: String,
     #[command(flatten)]
     who: Who,
 }

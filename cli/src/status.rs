@@ -126,8 +126,14 @@ fn as_json(seen: &Snapshot) -> Value {
             "unverified": overview.depths.endpoints.unverified,
             "paused": overview.depths.endpoints.paused,
             "failing": overview.depths.endpoints.failing,
+            "unread": overview.depths.endpoints.unread,
             "disabled": overview.depths.endpoints.disabled,
         },
+        "feeds": overview.depths.feeds.iter().map(|feed| json!({
+            "name": feed.name,
+            "lag_events": feed.events,
+            "lag_seconds": feed.seconds,
+        })).collect::<Vec<_>>(),
         "troubles": overview.troubles.iter().map(|row| json!({
             "status": row.status,
             "topic": row.topic,
@@ -148,6 +154,8 @@ fn about(count: i64, is_estimate: bool) -> String {
     format!("{}{count}", if is_estimate { "~" } else { "" })
 }
 
+/// The most feeds in the text, those with most events that nobody has read; `--json` has a thousand.
+const FEEDS: usize = 10;
 /// The most blocked keys in the text; `--json` has a hundred.
 const KEYS: usize = 10;
 
@@ -176,6 +184,7 @@ fn rest(seen: &Snapshot) -> Vec<String> {
         unverified,
         paused,
         failing,
+        unread,
         disabled,
         ..
     } = overview.depths.endpoints;
@@ -183,6 +192,26 @@ fn rest(seen: &Snapshot) -> Vec<String> {
         parts.push(format!(
             "endpoints: {failing} failing, {paused} paused, {disabled} disabled, {unverified} unverified"
         ));
+    }
+    if unread > 0 {
+        parts.push(format!(
+            "feeds with events that nobody reads: {unread} (`diesel-outbox feed list`)"
+        ));
+    }
+    let lags = overview.depths.feeds.iter().filter(|feed| feed.events > 0);
+    let lags: Vec<[String; 3]> = lags
+        .take(FEEDS)
+        .map(|feed| {
+            let age = output::age(feed.seconds);
+            [output::name(&feed.name), feed.events.to_string(), age]
+        })
+        .collect();
+    if !lags.is_empty() {
+        let mut table = output::table(&["feed", "events not read", "for"]);
+        for row in lags {
+            table.add_row(row);
+        }
+        parts.push(table.to_string());
     }
     if !overview.troubles.is_empty() {
         let mut troubles = output::table(&[

@@ -8,7 +8,7 @@ use diesel_outbox::ConfigError;
 use diesel_outbox::config::Config;
 use diesel_outbox::program::{self, Act, Freed, KnownTopic, TopicChange, TopicError};
 
-use crate::confirm::confirmed;
+use crate::confirm::ask;
 use crate::connection::connect;
 use crate::output;
 use crate::settings::SettingFlags;
@@ -94,13 +94,12 @@ pub(crate) fn run(options: &Options, settings: &SettingFlags) -> Result<()> {
             let change = TopicChange::Forget(pattern, kind.as_deref());
             let freed = program::freed_by(&mut conn, &config.table, change)?;
             if freed.messages == 0 || how.with_waiting {
-                let question = match freed.messages {
-                    0 => format!("forget {pattern}? No waiting message depends on it"),
-                    _ => format!("forget {pattern}? {}", becomes(&freed)),
+                let becomes = match freed.messages {
+                    0 => "No waiting message depends on it.".to_owned(),
+                    _ => becomes(&freed),
                 };
-                let hint = "topics forget asks for confirmation: without a terminal, give --yes";
-                if !yes && !confirmed(&question, hint)? {
-                    bail!("nothing was forgotten");
+                if !yes {
+                    ask("topics forget", &format!("forget {pattern}"), &becomes)?;
                 }
             }
             let act = Act::ForgetTopics;

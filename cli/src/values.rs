@@ -17,7 +17,8 @@ pub(crate) fn waiting(chosen: &Chosen) -> Result<Selection, ConfigError> {
     chosen.of_waiting().map_err(of_option)
 }
 
-fn of_option(WrongChoice { field, why }: WrongChoice) -> ConfigError {
+/// The error names the option.
+pub(crate) fn of_option(WrongChoice { field, why }: WrongChoice) -> ConfigError {
     ConfigError::new(format!("--{field}"), why)
 }
 

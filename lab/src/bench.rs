@@ -8,6 +8,7 @@ mod delivery;
 mod drain;
 mod enqueue;
 mod failing;
+mod feed;
 mod ground;
 mod held_snapshot;
 mod latency;
@@ -127,6 +128,8 @@ enum Scenario {
     Ordered(ordered::Options),
     /// Measure the effect of a failing destination on the others (20 s, 200 MB)
     Failing(failing::Options),
+    /// Measure feeds: storing beside a drain over HTTP, reading, long polls (1 min, 500 MB)
+    Feed(feed::Options),
     /// Measure cost, fairness and isolation of many endpoints (7 min, 2 GB)
     ///
     /// Compares their rate with one configured destination, for tenants of very different sizes. Then measures how
@@ -164,6 +167,7 @@ impl Scenario {
             Self::Aged(_) => "aged",
             Self::Ordered(_) => "ordered",
             Self::Failing(_) => "failing",
+            Self::Feed(_) => "feed",
             Self::Registered(_) => "registered",
             Self::Relays(_) => "relays",
             Self::Databases(_) => "databases",
@@ -183,6 +187,7 @@ impl Scenario {
             Self::Aged(options) => aged::measure(options, ground),
             Self::Ordered(options) => ordered::measure(options, ground),
             Self::Failing(options) => failing::measure(options, ground),
+            Self::Feed(options) => feed::measure(options, ground),
             Self::Registered(options) => registered::measure(options, ground),
             Self::Relays(options) => relays::measure(options, ground),
             Self::Databases(options) => databases::measure(options, ground),
@@ -210,6 +215,7 @@ impl Scenario {
             Self::Aged(_) => aged::table(report),
             Self::Ordered(_) => ordered::table(report),
             Self::Failing(_) => failing::table(report),
+            Self::Feed(_) => feed::table(report),
             Self::Registered(_) => registered::table(report),
             Self::Relays(_) => relays::table(report),
             Self::Databases(_) => databases::table(report),

@@ -724,7 +724,8 @@ BEGIN
     -- verification: how the endpoint shows that it wants the messages, before the first is sent: challenge or cloudevents;
     -- until verified_at, messages wait or, with ':skip', do not go there. verification_due: the next try. disabled_by: who
     -- has disabled the destination; null: an operator. set_by: who has set a value, {"filter": "operator"}; a value of an
-    -- operator is changed by operators only.
+    -- operator is changed by operators only. A feed is failing if it has events and nobody has read it since failing_since,
+    -- for OUTBOX_FEED_UNREAD_AFTER; the event outbox.endpoint.unread tells it.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
             name              text COLLATE "C" NOT NULL,
@@ -773,6 +774,7 @@ BEGIN
             CONSTRAINT outbox_endpoint_kind_is_webhook_or_feed CHECK (kind IN ('webhook', 'feed')),
             CONSTRAINT outbox_endpoint_url_is_http_or_https CHECK (kind = 'feed' OR url ~* '^https?://.' AND octet_length(url) <= 2048),
             CONSTRAINT outbox_endpoint_url_of_a_feed_is_empty CHECK (kind <> 'feed' OR url = ''),
+            CONSTRAINT outbox_endpoint_secret_of_a_feed_is_absent CHECK (kind <> 'feed' OR secret IS NULL AND auth IS NULL),
             CONSTRAINT outbox_endpoint_topics_are_1_to_100_patterns CHECK (
                 cardinality(topics) >= 1 AND cardinality(topics) <= 100 AND array_position(topics, NULL) IS NULL AND array_position(topics, '') IS NULL
                 AND octet_length(topics::text) <= 32768),
@@ -803,6 +805,7 @@ BEGIN
                 WHEN EXISTS (SELECT FROM %1$I.%4$I p
                     WHERE (p.kind = 'destination' AND p.name = d.name OR p.kind = 'tenant' AND lower(p.name) = d.tenant_id::text)
                     AND (p.paused_until IS NULL OR p.paused_until = '-infinity' OR p.paused_until > clock_timestamp())) THEN 'paused'
+                WHEN d.failing AND d.kind = 'feed' THEN 'unread'
                 WHEN d.failing THEN 'failing'
                 ELSE 'active' END
               FROM %1$I.%3$I d WHERE d.name = $1

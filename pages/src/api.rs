@@ -3,6 +3,7 @@
 //! Each of both has one table of routes. The router finds a route there, and the OpenAPI document is made from the table
 //! and from the types of the answers, so neither has a route that the other lacks.
 
+pub(crate) mod feed;
 mod once;
 mod openapi;
 
@@ -64,7 +65,7 @@ pub(crate) struct Route<S: 'static, V: 'static> {
 /// A row of the table. The function takes the call and, after `<-`, the body of the request; its answer has the type
 /// after `->`.
 macro_rules! route {
-    ($method:ident $path:literal, $needs:ident, $summary:literal, $answer:ident $(<- $input:ty)? => $output:ty $(, $field:ident: $value:expr)*) => {
+    ($method:ident $path:expr, $needs:ident, $summary:expr, $answer:ident $(<- $input:ty)? => $output:ty $(, $field:ident: $value:expr)*) => {
         crate::api::Route {
             $($field: $value,)*
             ..crate::api::Route {

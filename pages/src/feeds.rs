@@ -4,21 +4,24 @@ mod waiters;
 
 use std::time::{Duration, Instant, SystemTime};
 
+use diesel_outbox::config::Config;
 use diesel_outbox::feed::Cursor;
 use diesel_outbox::program::{self, After, Discontinued, FeedPage, FeedRow, Feeds};
 use http::header::{ALLOW, HeaderName, LINK, RETRY_AFTER};
 use http::{Method, StatusCode};
 use serde_json::json;
+use url::form_urlencoded::byte_serialize;
 
 pub(crate) use self::waiters::Waiters;
-use crate::Site;
+use crate::access::Access;
 use crate::api::{Problem, decoded};
+use crate::database::Database;
 use crate::request::Request;
 use crate::response::Response;
 
 /// Events of a page, if the request does not say how many, and the most.
-const USUAL: u32 = 500;
-const MOST: u32 = 1_000;
+pub(crate) const USUAL: u32 = 500;
+pub(crate) const MOST: u32 = 1_000;
 /// The longest wait for new events.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// The cursor of the next request.
@@ -30,6 +33,20 @@ const PARAMETERS: [&str; 3] = ["after", "limit", "wait"];
 pub(crate) fn name(path: &str) -> Option<String> {
     let name = path.strip_prefix("/feeds/")?.strip_suffix("/events")?;
     (!name.is_empty() && !name.contains('/')).then(|| decoded(name))
+}
+
+/// Where feeds are read.
+pub(crate) struct FeedSite<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) feeds: &'a Database,
+    /// Of operators. `None`: these pages are for customers.
+    pub(crate) access: Option<&'a Access>,
+}
+
+/// The address of the events of a feed, as the visitor of this request reaches it below this base.
+pub(crate) fn events_url(request: &Request, base: &str, feed: &str) -> String {
+    let name: String = byte_serialize(feed.as_bytes()).collect();
+    format!("{}{base}/api/v1/feeds/{name}/events", request.origin())
 }
 
 /// What was asked.
@@ -63,14 +80,19 @@ enum Reader {
 }
 
 /// The answer to a request for events. `may_wait`: events that are not there yet may be waited for.
-pub(crate) fn answer(site: &Site, request: &Request, name: &str, may_wait: bool) -> Answer {
+pub(crate) fn answer(site: &FeedSite<'_>, request: &Request, name: &str, may_wait: bool) -> Answer {
     match read(site, request, name, may_wait) {
         Ok(answer) => answer,
         Err(refused) => Answer::Now(refused),
     }
 }
 
-fn read(site: &Site, request: &Request, name: &str, may_wait: bool) -> Result<Answer, Response> {
+fn read(
+    site: &FeedSite<'_>,
+    request: &Request,
+    name: &str,
+    may_wait: bool,
+) -> Result<Answer, Response> {
     if !matches!(request.method, Method::GET | Method::HEAD) {
         let refused = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD");
         return Err(Response::from(refused).with_header(ALLOW, "GET, HEAD"));
@@ -98,7 +120,7 @@ fn read(site: &Site, request: &Request, name: &str, may_wait: bool) -> Result<An
             until: Instant::now() + query.wait,
         }));
     }
-    Ok(Answer::Now(batch(site, &page, query)))
+    Ok(Answer::Now(batch(site.config, &page, query)))
 }
 
 /// Too many wait.
@@ -108,14 +130,14 @@ pub(crate) fn too_many() -> Response {
     refused.with_header(RETRY_AFTER, "5")
 }
 
-fn batch(site: &Site, page: &FeedPage, query: Query) -> Response {
+fn batch(config: &Config, page: &FeedPage, query: Query) -> Response {
     let next = page.next.to_string();
     let Query { limit, wait, .. } = query;
     let wait = humantime::format_duration(wait)
         .to_string()
         .replace(' ', "%20");
     let link = format!("<?after={next}&limit={limit}&wait={wait}>; rel=\"next\"");
-    Response::events(program::as_batch(&site.config, page))
+    Response::events(program::as_batch(config, page))
         .with_header(NEXT, &next)
         .with_header(LINK, &link)
 }
@@ -151,7 +173,11 @@ fn away(error: anyhow::Error) -> Response {
 }
 
 /// The feed, if the request may read it. Whoever may not does not learn whether it is there.
-fn admitted(site: &Site, request: &Request, name: &str) -> Result<(Reader, FeedRow), Response> {
+fn admitted(
+    site: &FeedSite<'_>,
+    request: &Request,
+    name: &str,
+) -> Result<(Reader, FeedRow), Response> {
     let refused = || {
         let why =
             "send Authorization: Bearer with a token of this feed (`diesel-outbox feed token`)";
@@ -181,21 +207,21 @@ fn admitted(site: &Site, request: &Request, name: &str) -> Result<(Reader, FeedR
     let Some(token) = request.bearer() else {
         return Err(refused());
     };
-    let found = site
-        .feeds
-        .run(|conn, _| match feeds.is_valid(conn, name, token)? {
-            true => feeds.get(conn, name),
-            false => Ok(None),
-        });
+    // A token ends with its registration: if it is valid after the feed was read, it is one of this registration.
+    let found = site.feeds.run(|conn, _| {
+        let feed = feeds.get(conn, name)?;
+        let is_valid = feeds.is_valid(conn, name, token)?;
+        Ok(feed.filter(|_| is_valid))
+    });
     if let Some(feed) = found.map_err(away)? {
         return Ok((Reader::Token(token.to_owned()), feed));
     }
-    if site.access.admin.token.is_none() {
+    let Some(access) = site.access.filter(|access| access.admin.token.is_some()) else {
         return Err(refused());
-    }
+    };
     // The operators' token, or a wrong one.
-    site.access.bearer(request).map_err(Problem::of)?;
-    if !site.access.admin.payloads {
+    access.bearer(request).map_err(Problem::of)?;
+    if !access.admin.payloads {
         let why = "OUTBOX_ADMIN_PAYLOADS=true lets operators see content; a token of the feed is never refused for it";
         return Err(Problem::new(StatusCode::FORBIDDEN, why).into());
     }

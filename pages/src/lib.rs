@@ -56,6 +56,7 @@ use http::{Method, StatusCode};
 
 use self::access::{Access, Guest};
 use self::database::Database;
+use self::feeds::FeedSite;
 use self::history::{Glance, History, Sampler};
 use self::kept::Kept;
 use self::pages::{DeadList, Visit};
@@ -231,7 +232,8 @@ impl Pages {
             Ok(request) => request,
             Err(refused) => return Reply::Now(self.with_base(api::refused(&path, refused))),
         };
-        match feed_of(&request).map(|name| feeds::answer(&self.site, &request, &name, true)) {
+        match feed_of(&request).map(|name| feeds::answer(&self.site.feeds(), &request, &name, true))
+        {
             None => Reply::Now(self.with_base(self.site.answer(&request))),
             Some(feeds::Answer::Now(response)) => Reply::Now(response.into()),
             Some(feeds::Answer::Later(waiting)) => Reply::Later(Later { request, waiting }),
@@ -257,7 +259,7 @@ impl Pages {
     #[doc(hidden)]
     pub fn finish(&self, later: &Later) -> http::Response<Vec<u8>> {
         let feed = &later.waiting.feed;
-        match feeds::answer(&self.site, &later.request, feed, false) {
+        match feeds::answer(&self.site.feeds(), &later.request, feed, false) {
             feeds::Answer::Now(response) => response.into(),
             feeds::Answer::Later(_) => feeds::too_many().into(),
         }
@@ -435,6 +437,14 @@ struct Site {
 }
 
 impl Site {
+    fn feeds(&self) -> FeedSite<'_> {
+        FeedSite {
+            config: &self.config,
+            feeds: &self.feeds,
+            access: Some(&self.access),
+        }
+    }
+
     fn answer(&self, request: &Request) -> Response {
         self.route(request)
             .unwrap_or_else(|refused| pages::refused(self, request, refused))

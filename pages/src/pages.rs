@@ -6,7 +6,6 @@ mod acts;
 pub(crate) mod api;
 mod asked;
 mod audit;
-mod bulk;
 pub(crate) mod content;
 mod dead;
 mod endpoints;
@@ -219,8 +218,8 @@ const ACTS: &[(&str, Answer)] = &[
     ("/message/cancel", messages::change::answer),
     ("/message/reschedule", messages::change::answer),
     ("/message/settle", messages::change::answer),
-    ("/endpoint/recover", bulk::answer),
-    ("/endpoint/backfill", bulk::answer),
+    ("/endpoint/recover", endpoints::send::answer),
+    ("/endpoint/backfill", endpoints::send::answer),
     ("/endpoint/disable", endpoints::change::answer),
     ("/endpoint/enable", endpoints::change::answer),
     ("/endpoint/put", endpoints::edit::put),
@@ -229,6 +228,7 @@ const ACTS: &[(&str, Answer)] = &[
     ("/endpoint/send-again", endpoints::change::answer),
     ("/endpoint/test", endpoints::change::tested),
     ("/endpoint/verify", endpoints::edit::verify),
+    ("/feed/token", endpoints::feed::token),
     ("/pause", pauses::pause),
     ("/resume", pauses::resume),
 ];

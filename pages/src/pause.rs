@@ -41,7 +41,7 @@ pub fn state_in_words(one: &Endpoint) -> String {
     match (one.state, one.state_until, one.failing_since) {
         (EndpointState::Paused, None, _) => words.push_str(" until resumed"),
         (_, Some(until), _) => words.push_str(&format!(" until {}", time(until))),
-        (EndpointState::Failing, _, Some(since)) => {
+        (EndpointState::Failing | EndpointState::Unread, _, Some(since)) => {
             words.push_str(&format!(" since {}", time(since)));
         }
         (EndpointState::Active, _, Some(since)) => {

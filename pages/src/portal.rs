@@ -6,13 +6,15 @@ mod api;
 mod conditions;
 mod deliveries;
 mod endpoints;
+mod feeds;
 mod own;
 mod session;
 mod words;
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use diesel_outbox::admin;
 use diesel_outbox::config::Config;
@@ -32,6 +34,7 @@ use self::words::Words;
 use crate::access::unix_seconds;
 use crate::base;
 use crate::database::{Connections, Database};
+use crate::feeds::Waiters;
 use crate::key::Key;
 use crate::pages;
 use crate::pages::layout::{Head, document, mark};
@@ -83,6 +86,9 @@ pub struct Portal {
     reads: Database,
     /// For changes, which can take longer.
     changes: Database,
+    /// For readers of feeds.
+    feeds: Arc<Database>,
+    waiters: Waiters,
     key: Key,
     base: String,
     name: Option<String>,
@@ -104,7 +110,7 @@ struct Topic {
 
 impl Pages {
     /// The portal of the outbox in these settings. `connections` are as those of [`operators`](Self::operators); the portal
-    /// uses at most eight at the same time. The first request connects to the database.
+    /// uses at most twelve at the same time. The first request connects to the database.
     ///
     /// ```no_run
     /// use diesel_outbox_pages::Pages;
@@ -123,7 +129,10 @@ impl Pages {
     ) -> Result<Portal, PagesError> {
         let source = &connections.into();
         let database = |purpose| Database::several(source, &config.table, purpose, CONNECTIONS);
+        let feeds = Arc::new(database("portal feeds"));
         Ok(Portal {
+            waiters: crate::waiters(config, &feeds),
+            feeds,
             reads: database("portal"),
             changes: database("portal changes"),
             config: config.clone(),
@@ -275,8 +284,8 @@ impl Portal {
         session::link(&self.key, tenant, until, rights)
     }
 
-    /// The response to a request of this visitor. May take as long as the database, or as the endpoint that a customer
-    /// tests.
+    /// The response to a request of this visitor. May take as long as the database, as the endpoint that a customer
+    /// tests, or as a reader of a feed waits for events (`wait=20s`); at most `OUTBOX_FEED_WAITERS` wait.
     pub fn respond(
         &self,
         request: http::Request<Vec<u8>>,
@@ -285,7 +294,10 @@ impl Portal {
         let path = request.uri().path().to_owned();
         self.declare_topics();
         let response = match Request::new(request, visitor, &self.base) {
-            Ok(request) => self.answer(&request),
+            Ok(request) => match crate::feed_of(&request) {
+                Some(feed) => self.events(request, &feed),
+                None => self.answer(&request),
+            },
             Err(refused) => crate::api::refused(&path, refused),
         };
         let is_page = response.is_page();
@@ -480,7 +492,7 @@ impl Route {
 }
 
 /// All pages and acts.
-const ROUTES: [Route; 19] = [
+const ROUTES: [Route; 20] = [
     page("/", &["after", "done"], endpoints::list),
     page("/endpoint", &["name", "done", "count"], endpoints::show),
     page(
@@ -494,6 +506,7 @@ const ROUTES: [Route; 19] = [
     act(
         "/endpoints/add",
         &[
+            "kind",
             "url",
             "description",
             "topic",
@@ -510,6 +523,7 @@ const ROUTES: [Route; 19] = [
         "/endpoint/change",
         &[
             "name",
+            "kind",
             "url",
             "description",
             "topic",
@@ -524,6 +538,7 @@ const ROUTES: [Route; 19] = [
     ),
     act("/endpoint/verify", &["name"], endpoints::verify),
     act("/endpoint/rotate", &["name"], endpoints::rotate).needs(Needs::Secrets),
+    act("/feed/token", &["name"], feeds::token).needs(Needs::Secrets),
     act("/endpoint/enable", &["name"], endpoints::enable),
     act("/endpoint/disable", &["name"], endpoints::disable),
     act(
@@ -619,18 +634,6 @@ impl Refusal {
 /// The page of an endpoint.
 fn endpoint_page(name: &str) -> String {
     pages::link("/endpoint", &[("name", name)])
-}
-
-/// A time, in UTC: as a browser sends it, RFC 3339, or a duration before now.
-fn time(text: &str) -> Result<SystemTime, Refusal> {
-    let ago = humantime::parse_duration(text).ok();
-    if let Some(time) = ago.and_then(|ago| SystemTime::now().checked_sub(ago)) {
-        return Ok(time);
-    }
-    let with_seconds = format!("{text}:00");
-    let mut forms = [text, &with_seconds].into_iter();
-    let time = forms.find_map(|text| humantime::parse_rfc3339_weak(text).ok());
-    time.ok_or(Refusal::Invalid(|words| words.invalid_time))
 }
 
 /// A sentence whose `{}` is this time.

@@ -99,6 +99,27 @@ impl Request {
         Some(value.trim())
     }
 
+    /// Scheme and host under which the visitor reaches the pages. A proxy says whether it speaks TLS; otherwise only an
+    /// address of this machine goes without.
+    pub(crate) fn origin(&self) -> String {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
+        let host = self
+            .header("host")
+            .filter(|host| !host.is_empty() && host.chars().all(is_plain));
+        let Some(host) = host else {
+            return "https://YOUR-HOST".to_owned();
+        };
+        let is_local = ["localhost", "127.", "[::1]"]
+            .iter()
+            .any(|local| host.starts_with(local));
+        let scheme = match self.header("x-forwarded-proto") {
+            Some(scheme @ ("http" | "https")) => scheme,
+            _ if is_local => "http",
+            _ => "https",
+        };
+        format!("{scheme}://{host}")
+    }
+
     pub(crate) fn body(&self) -> &[u8] {
         &self.body
     }

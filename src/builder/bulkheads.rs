@@ -31,7 +31,7 @@ pub(crate) struct Dispatchers {
 
 impl Bulkhead {
     /// A bulkhead for each destination, with the sending end of its queue. The order is: destinations with a URL,
-    /// destinations inside the process, the application's own dispatcher, and one bulkhead for all endpoints (see
+    /// feeds, destinations inside the process, the application's own dispatcher, and one bulkhead for all endpoints (see
     /// [`serving`](crate::endpoints::serving)).
     pub(crate) fn all(config: &Config, dispatchers: Dispatchers) -> (Vec<Self>, Vec<Sender<Job>>) {
         let Dispatchers {
@@ -51,6 +51,15 @@ impl Bulkhead {
             let limits = Limits::new(policy, config, batch);
             Self::new(name, Gate::open(name, policy.rate), limits, serves)
         };
+        let feeds = config.feeds.iter().map(|one| {
+            let limits = Limits::of_feed(&one.policy(), config);
+            Self::new(
+                &one.name,
+                Gate::open(&one.name, None),
+                limits,
+                SendsTo::Feed,
+            )
+        });
         let groups = config.in_process.iter().zip(groups);
         let groups = groups.map(|(local, group)| {
             plain(&local.name, &local.policy, None, SendsTo::Handlers(group))
@@ -68,6 +77,7 @@ impl Bulkhead {
             let most = most_threads(config.endpoint_threads);
             plain(ENDPOINTS, &policy, None, SendsTo::Members(most))
         });
-        Self::numbered(urls.chain(groups).chain(rest).chain(registered).collect())
+        let configured = urls.chain(feeds).chain(groups);
+        Self::numbered(configured.chain(rest).chain(registered).collect())
     }
 }

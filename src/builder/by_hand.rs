@@ -244,6 +244,10 @@ impl ByHand {
                 ReasonCode::UnknownDestination,
                 "only a running relay serves endpoints",
             )),
+            SendsTo::Feed => Outcome::Retry(Failure::new(
+                ReasonCode::UnknownDestination,
+                "only a running relay serves feeds",
+            )),
         };
         let took = began.elapsed();
         self.observers

@@ -65,7 +65,8 @@ setters! {
     /// | topic | when | payload, beside `destination` and `tenant_id` |
     /// |---|---|---|
     /// | `outbox.endpoint.failing` | an endpoint fails, and no send has succeeded for ten minutes | `failing_since`, `reason` |
-    /// | `outbox.endpoint.recovered` | the next success of a failing destination | `failing_since` |
+    /// | `outbox.endpoint.unread` | a feed has events, and nobody has read it for `OUTBOX_FEED_UNREAD_AFTER` | `unread_since` |
+    /// | `outbox.endpoint.recovered` | the next success of a failing destination, or an unread feed is read | `failing_since` or `unread_since` |
     /// | `outbox.endpoint.paused` | a relay has paused a destination until it is resumed | `reason` |
     /// | `outbox.endpoint.disabled` | a relay has disabled an endpoint | `reason` |
     /// | `outbox.breaker.opened` | a relay has opened a closed circuit breaker | `until` |

@@ -113,6 +113,42 @@ impl Destination {
     }
 }
 
+/// A destination that is read instead of sent to: a [feed](crate::feed).
+///
+/// ```
+/// use diesel_outbox::config::FeedDestination;
+/// use std::time::Duration;
+///
+/// let audit = FeedDestination::new("audit");
+/// assert_eq!(audit.expires_after, None);
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct FeedDestination {
+    /// The name, which routes use, and readers.
+    pub name: String,
+    /// How long after it became due a message that is not in the feed yet expires. `None`: never.
+    pub expires_after: Option<Duration>,
+}
+
+impl FeedDestination {
+    /// A feed with this name.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            expires_after: None,
+        }
+    }
+
+    /// Its policy as that of a destination.
+    pub(crate) fn policy(&self) -> DeliveryPolicy {
+        DeliveryPolicy {
+            expires_after: self.expires_after,
+            ..DeliveryPolicy::default()
+        }
+    }
+}
+
 /// What can be chained.
 impl Destination {
     /// Changes the fields of this destination.

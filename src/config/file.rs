@@ -140,7 +140,10 @@ fn destinations(value: Value, config: &mut Config) -> Result<(), ConfigError> {
         return Err(ConfigError::new(DESTINATIONS, reason));
     };
     for (name, value) in destinations {
-        config.destinations.push(destination::read(&name, value)?);
+        match destination::read(&name, value)? {
+            destination::Read::Sent(one) => config.destinations.push(one),
+            destination::Read::Feed(one) => config.feeds.push(one),
+        }
     }
     Ok(())
 }

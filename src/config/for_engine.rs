@@ -35,6 +35,7 @@ impl Settings {
             inbox_retention: config.inbox_retention,
             feed_retention: config.feed_retention,
             feed_max_bytes: config.feed_max_bytes,
+            feed_unread_after: config.feed_unread_after,
             cleaner: config.cleaner,
             ledger_payload: config.ledger_payload,
             witness: None,

@@ -4,10 +4,12 @@ use super::{Config, DEFAULT_DESTINATION, Route};
 use crate::engine::serves::routes::{Routes, Serves};
 
 impl Config {
-    /// The names of all destinations, ending with those inside the process.
+    /// The names of all destinations: those with a URL, feeds, and those inside the process.
     pub(crate) fn destination_names(&self) -> impl Iterator<Item = String> {
         let urls = self.all_destinations().into_iter().map(|one| one.name);
-        urls.chain(self.in_process.iter().map(|one| one.name.clone()))
+        let feeds = self.feeds.iter().map(|one| one.name.clone());
+        urls.chain(feeds)
+            .chain(self.in_process.iter().map(|one| one.name.clone()))
     }
 
     /// All routes, most specific first, which is the order in which they are tried. With `OUTBOX_URL`, the
@@ -42,7 +44,10 @@ impl Serves {
         Self {
             rates: rates.collect(),
             routes: routes.map(|route| (route.topic, route.to)).collect(),
-            destinations: destinations.map(|one| one.name).collect(),
+            destinations: destinations
+                .map(|one| one.name)
+                .chain(config.feeds.iter().map(|one| one.name.clone()))
+                .collect(),
             handlers: groups
                 .map(|group| (group.name.clone(), group.topics.clone()))
                 .collect(),

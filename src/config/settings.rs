@@ -262,7 +262,7 @@ pub const SETTINGS: &[Setting] = &[
     setting("OUTBOX_LEDGER_PAYLOAD", "false", field!(ledger_payload: SwitchOr("DURATION", LedgerPayload::read)),
         "true: the ledger keeps payloads and headers; or for how long, less than the retention, such as 72h"),
     setting("OUTBOX_OWN_EVENTS", "false", field!(own_events: Switch),
-        "true: what happens to destinations (failing, recovered, paused, disabled, open breakers, dead letters) becomes messages (outbox.…)").by("RelayBuilder::own_events"),
+        "true: what happens to destinations (failing, unread, recovered, paused, disabled, open breakers, dead letters) becomes messages (outbox.…)").by("RelayBuilder::own_events"),
     setting("OUTBOX_LOG_FORMAT", "text", field!(log_format: Text("WORD", LogFormat::read)),
         "Format of log lines: text or json"),
     setting("OUTBOX_ADMIN_ADDR", "", field!(admin.addr: Text("ADDRESS", admin::addr)),

@@ -149,6 +149,18 @@ impl Config {
                 .check()
                 .map_err(|(of, reason)| ConfigError::new(key(of), reason))?;
         }
+        for (index, feed) in self.feeds.iter().enumerate() {
+            let name = &feed.name;
+            if all.iter().any(|destination| destination.name == *name)
+                || self.in_process.iter().any(|local| local.name == *name)
+                || self.feeds[..index].iter().any(|one| one.name == *name)
+            {
+                return Err(ConfigError::new(
+                    format!("destinations.{name}"),
+                    "another destination has this name: choose another name",
+                ));
+            }
+        }
         for local in &self.in_process {
             let name = &local.name;
             if all.iter().any(|destination| destination.name == *name) {

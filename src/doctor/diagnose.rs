@@ -100,7 +100,7 @@ pub fn diagnose(conn: &mut PgConnection, config: &Config) -> Result<Vec<Finding>
     super::migrations::check_schema(conn, &config.table)?;
     let mut findings = Vec::new();
     type DiagnosisCheck = fn(&mut PgConnection, &Config) -> QueryResult<Vec<Finding>>;
-    let checks: [(&'static str, DiagnosisCheck); 17] = [
+    let checks: [(&'static str, DiagnosisCheck); 18] = [
         ("drift", schema::drift),
         ("indexes", schema::indexes),
         ("vacuum", health::vacuum),
@@ -111,6 +111,7 @@ pub fn diagnose(conn: &mut PgConnection, config: &Config) -> Result<Vec<Finding>
         ("ledger", health::ledger),
         ("inbox", health::inbox),
         ("endpoints", health::endpoints),
+        ("feeds", health::feeds),
         ("topics", health::topics),
         ("agreement", health::agreement),
         ("clock", server::clock),

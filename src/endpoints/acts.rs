@@ -18,6 +18,7 @@ use crate::config::{Auth, ConfigError, PolicyOption, SecretKeys, SigningSecret};
 use crate::dispatch::EndpointRefusal;
 use crate::endpoints::sql::served;
 use crate::engine::send::sql::pause::{self, Pausable};
+use crate::error::DatabaseError;
 use crate::hand::Hand;
 use crate::name::OutboxName;
 use crate::outbox::Outbox;
@@ -105,6 +106,15 @@ impl From<diesel::result::Error> for EndpointError {
         match store::exceeds_limit(&error) {
             true => Self::TooMany(error),
             false => Self::Database(error),
+        }
+    }
+}
+
+impl From<DatabaseError> for EndpointError {
+    fn from(error: DatabaseError) -> Self {
+        match error {
+            DatabaseError::Statement(error) => error.into(),
+            other => Self::Database(diesel::result::Error::QueryBuilderError(Box::new(other))),
         }
     }
 }
@@ -364,6 +374,11 @@ impl<'a> Endpoints<'a> {
         change(&mut after)?;
         after.name.clone_from(&before.name);
         after.tenant_id = self.tenant.or(after.tenant_id);
+        if after.kind != before.kind {
+            let key = format!("destinations.{name}.kind");
+            let reason = format!("the endpoint is a {}, and stays one", before.kind);
+            return Err(ConfigError::new(key, reason).into());
+        }
         settle_enabled(&before, &mut after, by)?;
         let mut changed = store::differing(&before, &after);
         if before.is_unread && !after.is_unread {
@@ -645,9 +660,11 @@ impl<'a> Endpoints<'a> {
             self.secret(conn, name)?;
         }
         let sealed = self.sealed(name, &secret.written())?;
-        self.pinned(conn, |conn, outbox| {
+        let rotated = self.pinned(conn, |conn, outbox| {
             store::rotate(conn, outbox, self.which(name), sealed.expose_secret(), keep)
-        })
+        });
+        // A feed has no secret.
+        rotated.map_err(|error| of_value(name, error))
     }
 
     /// Encrypts secrets with the newest of the [given](Self::with_keys) keys, if they are unencrypted or encrypted with
@@ -905,6 +922,7 @@ fn declare(from: &Endpoint, to: &mut Endpoint) -> Result<(), ConfigError> {
     to.is_unread = false;
     let set_by = to.set_by.clone();
     let may_set = |value: &str| set_by.get(value) != Some(&Hand::Operator);
+    to.kind = from.kind;
     to.url.clone_from(&from.url);
     to.topics.clone_from(&from.topics);
     to.tenant_id = from.tenant_id;

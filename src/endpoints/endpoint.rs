@@ -23,6 +23,8 @@ const MOST_CONCURRENCY: usize = 64;
 /// The most bytes of a URL.
 const MOST_URL_BYTES: usize = 2048;
 const MOST_TOPICS: usize = 100;
+/// Why a feed has no URL, and gets no test.
+const NOTHING_IS_SENT: &str = "a feed is read, and nothing is sent to it";
 
 words! {
     "state":
@@ -44,6 +46,8 @@ words! {
         Unverified = "unverified",
         /// New messages are addressed to the endpoint, and wait.
         Paused = "paused",
+        /// A feed has events, and no reader with a token was here for `OUTBOX_FEED_UNREAD_AFTER`.
+        Unread = "unread",
         /// No send has succeeded for ten minutes since the first failure.
         Failing = "failing",
         /// Messages are sent.
@@ -150,9 +154,11 @@ pub struct Endpoint {
     /// When the endpoint was last changed.
     pub updated_at: Option<SystemTime>,
     /// The time of the first failed send since the last successful one; `None`: the last send was successful, as far as
-    /// the relays have recorded it. [`put`](crate::endpoints::Endpoints::put) ignores the value.
+    /// the relays have recorded it. Of a feed that is failing: since when nobody has read it.
+    /// [`put`](crate::endpoints::Endpoints::put) ignores the value.
     pub failing_since: Option<SystemTime>,
-    /// Whether the endpoint is failing: no send has succeeded for ten minutes since the first failure. Set by the relays.
+    /// Whether the endpoint is failing: no send has succeeded for ten minutes since the first failure; or it is a feed that
+    /// has events, and that nobody reads. Set by the relays.
     pub failing: bool,
     /// The reason code of that failure.
     pub failing_reason: Option<String>,
@@ -304,7 +310,7 @@ impl Endpoint {
 
     /// Decides the state from the row, and the pause that ends last: the only place that does, beside the SQL function.
     pub(crate) fn set_state(&mut self, pause: Option<PausedBy>) {
-        use EndpointState::{Active, Disabled, Failing, Paused, Unverified};
+        use EndpointState::{Active, Disabled, Failing, Paused, Unread, Unverified};
 
         let (state, by, until, reason) = match (self.enabled, self.is_verified(), pause) {
             (false, ..) => (
@@ -315,6 +321,7 @@ impl Endpoint {
             ),
             (_, false, _) => (Unverified, None, None, self.verification_error.clone()),
             (.., Some(pause)) => (Paused, Some(pause.by), pause.until, Some(pause.reason)),
+            _ if self.failing && self.is_feed() => (Unread, None, None, None),
             _ if self.failing => (Failing, None, None, self.failing_reason.clone()),
             _ => (Active, None, None, None),
         };
@@ -353,6 +360,10 @@ impl Endpoint {
         secrets: Vec<SigningSecret>,
     ) -> Result<Destination, ConfigError> {
         self.check()?;
+        if self.is_feed() {
+            let key = format!("destinations.{}.kind", self.name);
+            return Err(ConfigError::new(key, NOTHING_IS_SENT));
+        }
         let mut destination = Destination::new(&self.name, &self.url)?;
         destination.secrets = secrets;
         destination.headers = self.headers.clone();
@@ -471,7 +482,7 @@ impl Endpoint {
             ("secret", self.secret.is_none()),
         ];
         match of_sends.iter().find(|(_, is_unset)| !is_unset) {
-            Some((key, _)) => Err((key, "a feed is read, and nothing is sent to it".to_owned())),
+            Some((key, _)) => Err((key, NOTHING_IS_SENT.to_owned())),
             None => Ok(()),
         }
     }

@@ -65,6 +65,14 @@ impl KnownEndpoint {
         }
     }
 
+    /// Where its messages go.
+    fn way(&self) -> To {
+        match self.limits.as_ref().is_some_and(|limits| limits.is_feed) {
+            true => To::Feed(self.id),
+            false => To::Member(self.id),
+        }
+    }
+
     /// What becomes of a message for this endpoint alone.
     fn fate(&self) -> Fate {
         Fate::Member(self.id, Arc::clone(&self.name), self.registration)
@@ -356,7 +364,7 @@ impl Roster for Registry {
                 To::Split
             }
             (Way::UnknownDestination, name) => match self.named(name) {
-                Some(one) if one.is_enabled() => To::Member(one.id),
+                Some(one) if one.is_enabled() => one.way(),
                 None if self.is_removed(name) => To::Split,
                 Some(_) | None => To::Nowhere,
             },

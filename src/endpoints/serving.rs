@@ -5,6 +5,7 @@
 //! the others (see [`turns`](super::turns)).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -118,6 +119,8 @@ pub(super) struct Maker {
     clients: Arc<EndpointClients>,
     /// Shared by the gates of all endpoints.
     answers: Arc<Answers>,
+    /// One of the endpoints is a feed, or was.
+    has_feeds: AtomicBool,
 }
 
 impl Maker {
@@ -126,6 +129,7 @@ impl Maker {
             config: config.for_endpoints(),
             clients,
             answers: Arc::new(Answers::new()),
+            has_feeds: AtomicBool::new(false),
         }
     }
 
@@ -296,6 +300,7 @@ impl Maker {
 impl Maker {
     /// Nothing is sent to a feed: its messages are settled when they are claimed.
     fn feed(&self, row: &Endpoint, pool: &Bulkhead, not_here: Option<&str>) -> Made {
+        self.has_feeds.store(true, Ordering::Relaxed);
         let without = (!cfg!(feature = "feeds")).then_some("this relay is built without feeds");
         let refused = not_here.or(without).map(str::to_owned);
         let follower = Follower::new(&self.answers, self.config.endpoint_disable_after);
@@ -477,6 +482,11 @@ impl ServedEndpoints {
         let mut known = lock(&self.known);
         known.read_to = read_to.map(Arc::new);
         known.read_all_at = all.or(known.read_all_at);
+    }
+
+    /// Whether there are feeds, or have been.
+    pub(super) fn has_feeds(&self) -> bool {
+        self.maker.has_feeds.load(Ordering::Relaxed)
     }
 
     /// The stamp of the failing endpoints as known here.

@@ -12,4 +12,5 @@ pub(crate) mod rows;
 pub(crate) mod served;
 pub(crate) mod silent;
 pub(crate) mod subscribers;
+pub(crate) mod unread;
 pub(crate) mod verification;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::keeper::EndpointKeeper;
 use super::serving::ServedEndpoints;
-use super::{old_records, overdue, pool, verifications};
+use super::{old_records, overdue, pool, unread, verifications};
 use crate::engine::clean::chore::Chore;
 use crate::engine::host::session::Session;
 use crate::engine::host::shared::Shared;
@@ -24,6 +24,7 @@ impl Workers for EndpointWorkers {
         vec![
             verifications::chore(&self.0, shared),
             overdue::chore(&self.0),
+            unread::chore(&self.0, shared),
             old_records::chore(),
         ]
     }

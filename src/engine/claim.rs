@@ -172,7 +172,7 @@ impl<'a, D: Database> Claimer<'a, D> {
         // Read first: a look that begins now answers the question, and a released message that is no longer in flight
         // is already counted as released.
         let custody = shared.custody.seen();
-        let (doors, room_to_split) =
+        let (doors, room_to_split, room_of_feeds) =
             doors(shared, &self.intakes, &self.outcomes, &self.split_payloads);
         let lease = shared.lease.current();
         View {
@@ -182,6 +182,7 @@ impl<'a, D: Database> Claimer<'a, D> {
             doors,
             rooms: shared.rooms(),
             room_to_split,
+            room_of_feeds,
             is_queue_full: self.intakes.iter().any(Intake::is_full),
             left_to_claim: self.left_to_claim(),
         }

@@ -174,8 +174,8 @@ impl SenderThread<'_> {
                 self.hand_to(&**handlers, begun);
                 (None, None)
             }
-            // Not reached: each member has its own dispatcher.
-            SendsTo::Members(_) => (None, None),
+            // Not reached: each member has its own dispatcher, and a feed has no senders.
+            SendsTo::Members(_) | SendsTo::Feed => (None, None),
         }
     }
 

@@ -9,7 +9,7 @@ use secrecy::SecretString;
 use super::document;
 use super::page::{self, After, Discontinued, FeedPage};
 use super::sql::read::{self, FeedRow};
-use super::sql::state::{self, FeedState};
+use super::sql::state::{self, FeedState, Which};
 use super::sql::token;
 use crate::config::Config;
 use crate::error::DatabaseError;
@@ -56,7 +56,7 @@ impl<'a> Feeds<'a> {
         limit: u32,
     ) -> Result<Result<FeedPage, Discontinued>, DatabaseError> {
         pinned(conn, self.name, |conn, name| {
-            Ok(page::page(conn, name, feed, after, limit.into())?)
+            Ok(page::page((conn, name), feed, after, limit.into())?)
         })
     }
 
@@ -65,8 +65,50 @@ impl<'a> Feeds<'a> {
     /// # Errors
     /// If the database fails.
     pub fn states(self, conn: &mut PgConnection) -> Result<Vec<FeedState>, DatabaseError> {
+        self.states_of(conn, Which::default())
+    }
+
+    /// The same of the feeds with these names.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub fn named(
+        self,
+        conn: &mut PgConnection,
+        names: &[&str],
+    ) -> Result<Vec<FeedState>, DatabaseError> {
+        let which = Which {
+            names: Some(names),
+            ..Which::default()
+        };
+        self.states_of(conn, which)
+    }
+
+    /// At most so many of all, behind this name.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub fn list(
+        self,
+        conn: &mut PgConnection,
+        after: Option<&str>,
+        most: usize,
+    ) -> Result<Vec<FeedState>, DatabaseError> {
+        let which = Which {
+            after,
+            most: i64::try_from(most).ok(),
+            ..Which::default()
+        };
+        self.states_of(conn, which)
+    }
+
+    fn states_of(
+        self,
+        conn: &mut PgConnection,
+        which: Which<'_>,
+    ) -> Result<Vec<FeedState>, DatabaseError> {
         pinned(conn, self.name, |conn, name| match has_feeds(conn, name)? {
-            true => Ok(state::states(conn, name)?),
+            true => Ok(state::states(conn, name, which)?),
             false => Ok(Vec::new()),
         })
     }

@@ -2,15 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use super::sql::keeping;
+use super::sql::{keeping, store};
 use crate::engine::clean::chore::Chore;
 use crate::engine::clean::{CLEAN_INTERVAL, SHORTEST_INTERVAL};
 use crate::engine::host::session::Session;
 use crate::engine::host::shared::Shared;
+use crate::engine::send::bulkhead::SendsTo;
 use crate::error::DatabaseError;
 use crate::log;
 
 struct FeedCleaning {
+    /// The feeds of the settings that have no row yet, as far as is known.
+    unmade: Vec<String>,
+    cleans: bool,
     retention: Duration,
     most_bytes: Option<u64>,
     next: Option<Instant>,
@@ -19,10 +23,16 @@ struct FeedCleaning {
 
 pub(crate) fn chore(shared: &Shared) -> Box<dyn Chore + '_> {
     let settings = &shared.settings;
+    let feeds = shared.bulkheads.iter();
+    let feeds = feeds.filter(|one| matches!(one.serves, SendsTo::Feed));
+    let unmade: Vec<String> = feeds.map(|one| one.name.to_string()).collect();
+    let has_work = settings.cleaner || !unmade.is_empty();
     Box::new(FeedCleaning {
+        unmade,
+        cleans: settings.cleaner,
         retention: settings.feed_retention,
         most_bytes: settings.feed_max_bytes,
-        next: settings.cleaner.then(Instant::now),
+        next: has_work.then(Instant::now),
         is_in_use: false,
     })
 }
@@ -35,6 +45,15 @@ impl Chore for FeedCleaning {
     fn work(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
         let now = Instant::now();
         if self.next.is_none_or(|at| now < at) {
+            return Ok(());
+        }
+        if !self.unmade.is_empty() {
+            // Readers may come before the first message.
+            session.run(|conn, name| store::make_configured(conn, name, &self.unmade))?;
+            self.unmade.clear();
+        }
+        if !self.cleans {
+            self.next = None;
             return Ok(());
         }
         let turned = session

@@ -169,6 +169,36 @@ pub(crate) fn continues(
     }
 }
 
+/// What a page is made of. Each is read at a moment of its own.
+pub(crate) trait Reads {
+    /// The feed of this name, if it can be read.
+    fn feed(&mut self, name: &str) -> QueryResult<Option<FeedRow>>;
+    /// The events of the feed from this position on, at most so many.
+    fn events(&mut self, feed: &FeedRow, from: i64, most: i64) -> QueryResult<Vec<FeedEvent>>;
+    /// The cursor of the last event, or of the last emptied one.
+    fn last(&mut self, feed: &FeedRow) -> QueryResult<Cursor>;
+    /// The cursor before the first event that was stored at this time or later.
+    fn before(&mut self, feed: &FeedRow, time: SystemTime) -> QueryResult<Cursor>;
+}
+
+impl Reads for (&mut PgConnection, &OutboxName) {
+    fn feed(&mut self, name: &str) -> QueryResult<Option<FeedRow>> {
+        read::feed(self.0, self.1, name)
+    }
+
+    fn events(&mut self, feed: &FeedRow, from: i64, most: i64) -> QueryResult<Vec<FeedEvent>> {
+        read::events(self.0, self.1, feed, from, most)
+    }
+
+    fn last(&mut self, feed: &FeedRow) -> QueryResult<Cursor> {
+        read::last(self.0, self.1, feed)
+    }
+
+    fn before(&mut self, feed: &FeedRow, time: SystemTime) -> QueryResult<Cursor> {
+        read::before(self.0, self.1, feed, time)
+    }
+}
+
 /// A page that is emptied each time while it is read is an error after this many tries.
 const TRIES: usize = 5;
 
@@ -177,8 +207,7 @@ const TRIES: usize = 5;
 /// # Errors
 /// If the database fails.
 pub(crate) fn page(
-    conn: &mut PgConnection,
-    name: &OutboxName,
+    mut reads: impl Reads,
     feed: &FeedRow,
     after: After,
     limit: i64,
@@ -190,20 +219,20 @@ pub(crate) fn page(
             After::Begin => base,
             After::Cursor(cursor) => cursor,
             After::End => {
-                let next = read::last(conn, name, &feed)?;
+                let next = reads.last(&feed)?;
                 return Ok(Ok(FeedPage {
                     events: Vec::new(),
                     next,
                 }));
             }
-            After::Time(time) => read::before(conn, name, &feed, time)?,
+            After::Time(time) => reads.before(&feed, time)?,
         };
-        let mut events = read::events(conn, name, &feed, cursor.position(), limit + 1)?;
+        let mut events = reads.events(&feed, cursor.position(), limit + 1)?;
         let ids = events.iter().map(|one| (one.position, one.message_id));
         let ids: Vec<(i64, Uuid)> = ids.collect();
         let last = match ids.last() {
             Some((position, _)) => *position,
-            None => read::last(conn, name, &feed)?.position(),
+            None => reads.last(&feed)?.position(),
         };
         match continues(cursor, base, &ids, last) {
             Continued::From(at) => {
@@ -215,17 +244,23 @@ pub(crate) fn page(
                 let next = next.unwrap_or(cursor);
                 return Ok(Ok(FeedPage { events, next }));
             }
-            Continued::Not(Discontinued::Changed { .. }) => {
-                let last_position = read::last(conn, name, &feed)?.position();
-                return Ok(Err(Discontinued::Changed { last_position }));
+            Continued::Not(why @ Discontinued::Expired { .. }) => return Ok(Err(why)),
+            found => {
+                // What was emptied meanwhile is below the new base.
+                let now = reads.feed(&feed.name)?;
+                let Some(now) = now.filter(|now| now.registration == feed.registration) else {
+                    // Whoever asks next is told.
+                    return Ok(Ok(FeedPage {
+                        events: Vec::new(),
+                        next: cursor,
+                    }));
+                };
+                if matches!(found, Continued::Not(_)) {
+                    let last_position = reads.last(&now)?.position();
+                    return Ok(Err(Discontinued::Changed { last_position }));
+                }
+                feed = now;
             }
-            Continued::Not(why) => return Ok(Err(why)),
-            Continued::Torn => {}
-        }
-        // What was emptied meanwhile is below the new base.
-        match read::feed(conn, name, &feed.name)? {
-            Some(now) if now.registration == feed.registration => feed = now,
-            _ => break,
         }
     }
     let why = "the events of the feed are emptied faster than they are read, or its positions have a hole";

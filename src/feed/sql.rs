@@ -7,3 +7,6 @@ pub(crate) mod read;
 pub(crate) mod state;
 pub(crate) mod store;
 pub(crate) mod token;
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,5 @@
 //! Acts on many messages. Each is one file below, listed once in [`ACTS`]: commands, pages and JSON present what is listed.
-//! Acts on one endpoint are listed in [`ENDPOINT_ACTS`](endpoint::ENDPOINT_ACTS).
+//! Acts on one message are in [`message`]. Acts on one endpoint are listed in [`ENDPOINT_ACTS`](endpoint::ENDPOINT_ACTS).
 //!
 //! To add one: its file, and its line in [`ACTS`].
 
@@ -7,6 +7,7 @@ mod cancel;
 mod discard;
 pub(crate) mod endpoint;
 pub(crate) mod letters;
+pub(crate) mod message;
 pub(crate) mod pause;
 mod requeue;
 mod retry;

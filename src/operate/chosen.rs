@@ -1,8 +1,9 @@
 //! How people and programs choose messages: the options of commands, the fields of forms, the parameters of requests.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::sql::selection::Selection;
+use crate::config::text::parse_duration;
 use crate::status::{ReasonCode, Status};
 
 macro_rules! chosen {
@@ -71,6 +72,13 @@ pub struct WrongChoice {
     pub why: String,
 }
 
+impl WrongChoice {
+    pub(crate) fn new(field: &'static str, why: impl Into<String>) -> Self {
+        let why = why.into();
+        Self { field, why }
+    }
+}
+
 impl Chosen {
     /// The topic, or its pattern.
     pub fn topic(&self) -> Option<&str> {
@@ -117,12 +125,12 @@ impl Chosen {
         let waits = |word: &String| word.parse().is_ok_and(|status: Status| !status.is_final());
         match self.status.as_ref().filter(|word| !waits(word)) {
             None => self.selection(),
-            Some(word) => Err(WrongChoice {
-                field: "status",
-                why: format!(
+            Some(word) => Err(WrongChoice::new(
+                "status",
+                format!(
                     "{word:?} is not pending, sending or retrying, the states of waiting messages; for dead letters, see `dead list`"
                 ),
-            }),
+            )),
         }
     }
 
@@ -142,11 +150,7 @@ impl Chosen {
             .zip(until)
             .is_some_and(|(since, until)| since >= until)
         {
-            let why = "must be after since".to_owned();
-            return Err(WrongChoice {
-                field: "until",
-                why,
-            });
+            return Err(WrongChoice::new("until", "must be after since"));
         }
         Ok(Selection::default()
             .topic(self.topic.clone())
@@ -209,10 +213,13 @@ pub fn time(text: &str) -> Result<SystemTime, String> {
     })
 }
 
+/// Parses a duration such as `2h`, of this field.
+pub(crate) fn duration(field: &'static str, text: &str) -> Result<Duration, WrongChoice> {
+    parse_duration(field, text).map_err(|error| WrongChoice::new(field, error.reason()))
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

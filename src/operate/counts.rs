@@ -240,7 +240,7 @@ fn is_open(shared: &Shared, topic: &Topic) -> bool {
     }
     match shared.directory.roster().way(topic) {
         To::Bulkhead(number) => shared.bulkheads[number].gate.standing() == Standing::Flowing,
-        To::Member(id) => shared.rooms().is_open(id),
+        To::Member(id) | To::Feed(id) => shared.rooms().is_open(id),
         To::Split => true,
         To::Nowhere => false,
     }

@@ -19,6 +19,7 @@ use crate::sql::pinned::pinned;
 /// |---|---|
 /// | live rows | Cancelled, so that they are not sent |
 /// | dead letters | Discarded; ordering keys that they blocked continue |
+/// | events of feeds | The content is blanked. The event stays at its position, without data |
 /// | the ledger and the history of attempts | The content is blanked. What happened, when and where remains, with the keys |
 ///
 /// All of it is one transaction. Rows that a relay holds are [`left`](Expunged::left). What a receiver got, log lines and

@@ -32,6 +32,8 @@ pub struct Forgotten {
     pub attempts: u64,
     /// Ledger entries blanked.
     pub ledger_entries: u64,
+    /// Events of feeds blanked, or removed with the feed.
+    pub feed_events: u64,
     /// Endpoints removed.
     pub endpoints: u64,
     /// Live messages that remain because relays hold them. Call [`forget`] again to remove them.
@@ -45,6 +47,7 @@ pub struct Forgotten {
 /// | live messages | Removed. The ledger gets an entry for each: `dead`, with the reason `CANCELLED` |
 /// | dead letters, and the history of attempts | Removed |
 /// | the ledger | Blanked. Sequence, message id, topic, status, reason code, HTTP status, attempts and times remain |
+/// | events of feeds | Blanked: position, message id and topic remain. Those of the tenant's own feeds are removed |
 /// | the tenant's endpoints | Removed, and their names blanked in the ledger and in `outbox_audit` |
 /// | requests with an idempotency key | Removed, if the tenant has sent them or their answer names the tenant |
 ///
@@ -131,6 +134,11 @@ impl ForgettingTenant<'_> {
             || self
                 .each(store::entries, store::blank_entries, |done| {
                     &mut done.ledger_entries
+                })?
+                .is_break()
+            || self
+                .each(store::events, store::forget_events, |done| {
+                    &mut done.feed_events
                 })?
                 .is_break()
             || self.count_left()? > 0

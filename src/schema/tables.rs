@@ -323,11 +323,12 @@ macro_rules! __outbox_tables {
                 created_at -> diesel::sql_types::Timestamptz,
                 /// When the endpoint was last changed. The database sets the column.
                 updated_at -> diesel::sql_types::Timestamptz,
-                /// The first failed send since the last successful one; null: the last send was successful.
+                /// The first failed send since the last successful one; null: the last send was successful. Of a feed that is
+                /// failing: since when nobody has read it.
                 failing_since -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
                 /// The reason of that failure.
                 failing_reason -> diesel::sql_types::Nullable<diesel::sql_types::Text>,
-                /// No send has succeeded for ten minutes since that failure.
+                /// No send has succeeded for ten minutes since that failure. Of a feed: it has events, and nobody reads it.
                 failing -> diesel::sql_types::Bool,
                 /// How the endpoint shows that it wants the messages: `challenge` or `cloudevents`, each also with `:skip`;
                 /// `none` or null: it need not.

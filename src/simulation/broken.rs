@@ -148,13 +148,34 @@ pub(super) enum Broken {
     RetriesForFree,
     /// A release of an unsent message counts an attempt.
     CountsReleases,
+    /// A settle reads the last position of a feed before it locks the feed.
+    NumbersBeforeTheLock,
+    /// Settles take the positions of events from a counter, without a lock: their order is not that of commits, and a
+    /// rollback leaves a gap.
+    NumbersWithoutLock,
+    /// After the events of a feed were emptied, its positions begin again.
+    ReusesEmptiedPositions,
+    /// Readers see events that a crash of the server takes back. Their positions are used again.
+    StoresUnwritten,
+    /// A reader's cursor is a position alone.
+    ComparesPositionsOnly,
+    /// A feed takes messages that are addressed to an earlier registration of its name.
+    StoresForAnyRegistration,
+    /// The events of a settle are in the order of their rows, not of the messages that were fanned out.
+    StoresBySequence,
+    /// The last event of a feed is read with a base that was read before.
+    ReadsFormerBase,
+    /// A page has the events of whatever registration the feed has by now.
+    ReadsForAnyRegistration,
+    /// A settle is refused if its feed was registered anew since the claim, instead of releasing the messages.
+    RefusesWhatWasMoved,
     /// Takeovers are not counted, so a message that crashes relays does so forever.
     TakesOverForFree,
 }
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 57] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 67] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -245,10 +266,23 @@ impl Broken {
         (Self::SkipsWhatIsNotVerified, &[Promise::Recipients]),
         (Self::AddressesWhatSkips, &[Promise::Recipients]),
         (Self::GivesOwnEventsToAll, &[Promise::Recipients]),
+        (Self::NumbersBeforeTheLock, &[Promise::Gap]),
+        (Self::NumbersWithoutLock, &[Promise::Gap, Promise::Cursor]),
+        (
+            Self::ReusesEmptiedPositions,
+            &[Promise::Gap, Promise::Cursor],
+        ),
+        (Self::StoresUnwritten, &[Promise::Gap, Promise::Cursor]),
+        (Self::ComparesPositionsOnly, &[Promise::Gap]),
+        (Self::StoresForAnyRegistration, &[Promise::Address]),
+        (Self::StoresBySequence, &[Promise::Order]),
+        (Self::ReadsFormerBase, &[Promise::Cursor]),
+        (Self::ReadsForAnyRegistration, &[Promise::Address]),
+        (Self::RefusesWhatWasMoved, &[Promise::Lost, Promise::Late]),
     ];
 
     /// The variants of statements that the comparison with PostgreSQL must find.
-    pub(super) const OF_STATEMENTS: [Self; 27] = [
+    pub(super) const OF_STATEMENTS: [Self; 28] = [
         Self::SettlesUnfenced,
         Self::SettlesByLease,
         Self::ClaimsUnderWhatIsOver,
@@ -276,5 +310,6 @@ impl Broken {
         Self::CancelsAlone,
         Self::KeepsWhatIsRolledBack,
         Self::ClaimsAnyOfKey,
+        Self::StoresBySequence,
     ];
 }

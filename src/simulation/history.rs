@@ -68,6 +68,8 @@ pub(super) struct History {
     /// The dispatcher has an outcome for each message of a request. Otherwise the receiver accepts or refuses the request
     /// as a whole.
     pub(super) has_outcomes_of_each: bool,
+    /// The endpoints that are feeds.
+    pub(super) feeds: &'static [&'static str],
     /// The most messages of a run, at the destinations `a`, `b` and endpoints.
     pub(super) key_run: usize,
 }
@@ -250,6 +252,7 @@ impl History {
             has_handlers: false,
             has_batches: false,
             has_outcomes_of_each: false,
+            feeds: &[],
             // Separate dice, as above.
             key_run: [1, 2, 3, 10]
                 [Rng::with_seed(seed.rotate_left(23) ^ 0x8ebc_6af0_9c88_c6e3).usize(..4)],
@@ -364,6 +367,7 @@ impl History {
                 history.register(&mut rng, is_calm);
                 let rng = Rng::with_seed(seed.rotate_left(29) ^ 0x2545_f491_4f6c_dd1d);
                 history.divide(rng, is_calm);
+                history.store();
             }
             4 => history.crowd(&mut rng),
             5 => history.leave_in_flight(&mut rng),
@@ -545,6 +549,16 @@ impl History {
         self.has_namesake = Rng::with_seed(self.seed ^ 3).bool();
         self.all_have_namesake = self.has_namesake && Rng::with_seed(self.seed ^ 5).u8(..4) == 0;
         self.change_topic(wants::ROUTED, &mut rng);
+    }
+
+    /// Makes endpoints feeds, to which nothing is sent. Relays have no destination of that name in their settings.
+    fn store(&mut self) {
+        let mut dice = Rng::with_seed(self.seed ^ 7);
+        let names: &[&[&str]] = match self.has_namesake {
+            true => &[&[], &["x"]],
+            false => &[&[], &["x"], &["y"], &["x", "y"]],
+        };
+        self.feeds = names[dice.usize(..names.len())];
     }
 
     /// Gives another topic to half of the messages for endpoints, and no key.
@@ -811,7 +825,7 @@ impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "seed {}: {} relays, outages {}, rate {:?}, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, registers {:?}, settings differ {}, namesake {} (of all {}), filters {}, tenants {}, verification {}, handlers {}, batches {}, of each {}, key_run {}",
+            "seed {}: {} relays, outages {}, rate {:?}, single_active {}, lease {:?}, troubles {}, slow {}, dead entries {}, crowded {}, registers {:?}, settings differ {}, namesake {} (of all {}), filters {}, tenants {}, verification {}, handlers {}, batches {}, of each {}, feeds {:?}, key_run {}",
             self.seed,
             self.relays,
             self.has_outages,
@@ -832,6 +846,7 @@ impl fmt::Display for History {
             self.has_handlers,
             self.has_batches,
             self.has_outcomes_of_each,
+            self.feeds,
             self.key_run
         )?;
         for item in &self.items {

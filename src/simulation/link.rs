@@ -28,7 +28,7 @@ use crate::engine::send::gate::GateNews;
 use crate::engine::send::sql::pause::{BREAKER_OPEN, Paused};
 use crate::engine::serves::routes::Serves;
 use crate::engine::settle::LOCK_TIMEOUT;
-use crate::engine::settle::settlement::Settlement;
+use crate::engine::settle::settlement::{Kind, Settlement};
 use crate::engine::settle::sql::settle::{Claim, Discarded, Released, Trace, Written};
 use crate::engine::settle::sql::whereabouts::Whereabouts;
 use crate::engine::settle::written::Settle;
@@ -43,6 +43,7 @@ const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// How often a statement checks whether its rows are still locked.
 const WHILE_LOCKED: Duration = Duration::from_millis(5);
+const WHILE_HELD: Duration = Duration::from_micros(100);
 
 pub(super) struct Link<'w> {
     stage: &'w Stage<'w>,
@@ -180,6 +181,27 @@ impl<'w> Link<'w> {
         }
     }
 
+    /// Waits until no other transaction holds these feeds, up to the time limit.
+    fn wait_for_feeds(&mut self, feeds: &[&str]) -> DatabaseResult<()> {
+        let stage = self.stage;
+        let until = stage.now() + LOCK_TIMEOUT;
+        let is_held = || {
+            let tables = stage.tables.borrow();
+            feeds.iter().any(|feed| tables.held_feeds.contains(feed))
+        };
+        while is_held() && stage.fall.borrow().is_none() {
+            if stage.now() >= until {
+                self.has_timed_out = true;
+                return Err(failure(DatabaseErrorKind::Unknown, "canceling statement"));
+            }
+            stage.pass(self.process, WHILE_HELD);
+        }
+        match self.is_connected() {
+            true => Ok(()),
+            false => Err(self.loses()),
+        }
+    }
+
     /// Changes the row of a pause, unless a person has locked it.
     fn of_pause<T>(
         &mut self,
@@ -272,6 +294,19 @@ impl<'w> Link<'w> {
             return Err(self.loses());
         }
         let server = self.connected.map(|(server, _)| server);
+        let has_time = self.open.is_none() && stage.fall.borrow().is_none();
+        if !changes.feeds.is_empty() && has_time && trouble != Trouble::Refused {
+            // Others wait for the feeds: the server commits at its time, whatever the client does.
+            let (_, backend) = self.connected.ok_or_else(no_answer)?;
+            let way = stage.way();
+            stage.commit_later(changes, backend, way);
+            stage.pass(self.process, way + stage.way());
+            let is_lost = !stage.is_server(server) || stage.was_ended(backend);
+            return match is_lost || trouble == Trouble::LostAfter || !self.is_connected() {
+                true => Err(self.loses()),
+                false => Ok(()),
+            };
+        }
         stage.pass(self.process, stage.way());
         if changes.is_keyed_claim && stage.history.slow_claims {
             stage.pass(self.process, stage.dice(0, 150));
@@ -511,10 +546,21 @@ impl Database for Link<'_> {
             trouble = Trouble::Refused;
         }
         let mut changes = Changes::default();
+        if settle.kind == Kind::Stored {
+            let feeds = stage.feeds_of(settle);
+            if stage.broken == Some(Broken::NumbersBeforeTheLock) {
+                changes.ends = stage.tables.borrow().feed_ends();
+            }
+            if stage.broken != Some(Broken::NumbersWithoutLock) {
+                self.wait_for_feeds(&feeds)?;
+                changes.feeds = feeds;
+            }
+        }
         let now = stage.database_now();
         let written =
             (stage.tables.borrow_mut()).settle(settle, now.micros, stage.broken, &mut changes);
         stage.tables.borrow_mut().lock(&changes);
+        let is_refused = changes.is_refused;
         let of_changed = (written.changed.iter()).filter_map(|one| settle.keys.get(one));
         let keys: Vec<Key> = of_changed.cloned().collect();
         let mut next = Batch::default();
@@ -542,7 +588,10 @@ impl Database for Link<'_> {
             }
         }
         self.end(changes, trouble)?;
-        Ok((written, next))
+        match is_refused {
+            true => Err(failure(DatabaseErrorKind::CheckViolation, "moved")),
+            false => Ok((written, next)),
+        }
     }
 
     fn settled(&mut self, _: AfterRefusal, traces: &[Trace]) -> DatabaseResult<Vec<i64>> {

@@ -1918,6 +1918,7 @@ fn recorded_views_lead_to_the_same_steps_when_they_are_played_again() {
             doors: doors.clone(),
             rooms: shared.rooms(),
             room_to_split: 10,
+            room_of_feeds: 10,
             is_queue_full: false,
             left_to_claim: None,
         });

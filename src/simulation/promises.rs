@@ -41,6 +41,10 @@ pub(super) enum Promise {
     Recipients,
     /// R54: a message waits for as long as operators are told why, and no longer.
     Reasons,
+    /// R73: a reader of a feed gets each event once, in the order of the positions and without a gap.
+    Gap,
+    /// R73: a reader is told that its cursor does not continue only if that is so.
+    Cursor,
     /// No thread runs in a busy loop.
     Busy,
 }

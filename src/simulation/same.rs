@@ -41,6 +41,7 @@ use crate::engine::host::sql::connection::{Plans, Source, StatementLimits};
 use crate::engine::host::threads::Post;
 use crate::engine::lease::sql::lease;
 use crate::engine::send::verdict::Verdict;
+use crate::feed::sql::store::Feeds;
 use crate::message::{Due, NewMessage, Sequence};
 use crate::name::OutboxName;
 use crate::operate::sql::messages::LetterId;
@@ -116,12 +117,15 @@ fn rows_of_postgres(conn: &mut PgConnection, name: &OutboxName) -> Vec<Row> {
          SELECT concat_ws(' ', 'lease', single_active::text, ended::text,
                     (expires_at <= clock_timestamp())::text), 0, id, expires_at FROM {}
          UNION ALL
-         SELECT concat_ws(' ', 'pause', kind, name, paused_by, reason, openings), 0, NULL, paused_until FROM {}",
+         SELECT concat_ws(' ', 'pause', kind, name, paused_by, reason, openings), 0, NULL, paused_until FROM {}
+         UNION ALL
+         SELECT concat_ws(' ', 'event', feed, position, topic, coalesce(ordering_key, '-')), sequence, NULL, NULL FROM {}",
         name.outbox(),
         name.dead(),
         name.ledger(),
         name.lease(),
-        name.pause()
+        name.pause(),
+        name.feed_event()
     ))
     .load(conn)
     .expect("all rows")
@@ -182,7 +186,14 @@ fn rows_of_tables(tables: &Tables, now: i64) -> Vec<Row> {
             *until,
         )
     });
-    let rows = live.chain(dead).chain(ledger);
+    let events = tables.feeds.iter();
+    let events = events.flat_map(|(feed, of)| of.log.iter().map(move |one| (feed, one)));
+    let events = events.map(|(feed, one)| {
+        let key = one.ordering_key.unwrap_or("-");
+        let what = format!("event {feed} {} {} {key}", one.position, one.topic);
+        row(what, one.sequence, None, None)
+    });
+    let rows = live.chain(dead).chain(ledger).chain(events);
     rows.chain(leases).chain(pauses).collect()
 }
 
@@ -327,13 +338,15 @@ fn explains_claims(tables: &Tables, reasons: &BTreeMap<i64, WaitReason>, now: i6
 }
 
 /// The tables, and the names of their copies.
-fn copies(name: &OutboxName) -> [(String, &'static str); 5] {
+fn copies(name: &OutboxName) -> [(String, &'static str); 7] {
     [
         (name.outbox(), "outbox_copy"),
         (name.ledger(), "ledger_copy"),
         (name.dead(), "dead_copy"),
         (name.lease(), "lease_copy"),
         (name.pause(), "pause_copy"),
+        (name.feed(), "feed_copy"),
+        (name.feed_event(), "event_copy"),
     ]
 }
 
@@ -392,6 +405,7 @@ fn compare(seed: u64, broken: Option<Broken>) -> Result<(), String> {
         slow: 0,
         has_dead_entries: false,
         is_crowded: false,
+        feeds: &["a"],
         ..History::of(seed)
     };
     let slots = [OnceCell::new()];
@@ -416,6 +430,8 @@ fn compare_on<'w>(
 ) -> Result<(), String> {
     let outbox = Outbox::new();
     let name = &outbox.name;
+    let feeds = format!("SELECT public.outbox_create_feeds('{name}')");
+    outbox.connect().batch_execute(&feeds).expect("feeds");
     let session = || {
         Session::new(
             Source::of_url(outbox.url.clone().into()),
@@ -430,6 +446,7 @@ fn compare_on<'w>(
         table: name.clone(),
         on_dead: OnDead::Block,
         ledger_payload: LedgerPayload::WithEntry,
+        log: Some(&Feeds),
         ..shared.settings.clone()
     };
     let link = || Link::new(stage, 0, Actor::Claimer);

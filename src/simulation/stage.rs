@@ -14,6 +14,7 @@ use fastrand::Rng;
 use uuid::Uuid;
 
 use super::broken::Broken;
+use super::feeds::Reader;
 use super::history::{
     Act, BAD, Event, HANDLED, History, Item, LENGTH, Mood, NAMESAKE, New, QUIET, REGISTERED,
     SEND_TIMEOUT,
@@ -52,6 +53,8 @@ const JANITOR: Duration = Duration::from_secs(20);
 /// How often a relay looks which endpoints are not verified, and how long a try may take in all.
 const LOOK: Duration = Duration::from_secs(1);
 const LONGEST_TRY: Duration = Duration::from_secs(5);
+/// How often a registration looks whether its feed is still held.
+const WHILE_HELD: Duration = Duration::from_millis(1);
 /// The longest shutdown of a relay.
 const SHUTDOWN: Duration = Duration::from_secs(10);
 /// The time limit of a claim.
@@ -126,6 +129,12 @@ enum Happens {
     Janitor(usize),
     /// The process asks the endpoints that are not verified whether they want messages.
     Verify(usize),
+    /// An endpoint is given to the other tenant.
+    Give(&'static str),
+    /// A reader of a feed reads a page.
+    Read(usize),
+    /// Old events of feeds are emptied.
+    Empty,
     /// One has answered: its name and stamp, and whether it wants messages.
     Answers(usize, (&'static str, i64), bool),
     Calm,
@@ -229,6 +238,13 @@ pub(super) struct Stage<'w> {
     /// Past states of the tables, which a standby may have.
     past: RefCell<VecDeque<(Duration, Tables)>>,
     hung: RefCell<BTreeMap<i32, (u64, Changes)>>,
+    /// Processes of the server that were ended at work.
+    ended: RefCell<BTreeSet<i32>>,
+    /// How often the database was set back to an earlier state.
+    pub(super) set_back: Cell<u32>,
+    /// The tables without the last commits that are not on disk ([`Broken::StoresUnwritten`]).
+    unwritten: RefCell<Option<(Duration, Tables)>>,
+    pub(super) readers: RefCell<Vec<Reader>>,
     /// The process that each of the server's processes serves.
     backends: RefCell<Vec<usize>>,
     queue: RefCell<BinaryHeap<Reverse<Queued>>>,
@@ -281,6 +297,7 @@ impl<'w> Stage<'w> {
                 broken,
                 has_tenants: history.has_tenants,
                 has_filters: history.has_filters,
+                feed_names: history.feeds,
                 verification: history.verification,
                 key_run: history.key_run.max(1),
                 // The first relay has run before.
@@ -299,6 +316,10 @@ impl<'w> Stage<'w> {
             unflushed: RefCell::default(),
             past: RefCell::default(),
             hung: RefCell::default(),
+            ended: RefCell::default(),
+            set_back: Cell::new(0),
+            unwritten: RefCell::default(),
+            readers: RefCell::new(Reader::of(history.feeds)),
             backends: RefCell::default(),
             queue: RefCell::default(),
             order: Cell::new(0),
@@ -343,6 +364,13 @@ impl<'w> Stage<'w> {
         }
         for (number, item) in self.history.items.iter().enumerate() {
             self.at(begin + item.at, Happens::Item(number));
+        }
+        let readers = self.readers.borrow().len();
+        for reader in 0..readers {
+            self.at(begin, Happens::Read(reader));
+        }
+        if !self.history.feeds.is_empty() {
+            self.at(begin, Happens::Empty);
         }
         self.at(begin + LENGTH, Happens::Calm);
         self.at(begin + TICK, Happens::Tick);
@@ -516,6 +544,16 @@ impl<'w> Stage<'w> {
         process.is_dead || is_stuck || process.cut_off_until > self.now.get()
     }
 
+    /// Whether the server has ended this process of its at work.
+    pub(super) fn was_ended(&self, backend: i32) -> bool {
+        self.ended.borrow_mut().remove(&backend)
+    }
+
+    /// The server, if it is there.
+    pub(super) fn reached(&self) -> Option<u64> {
+        (!self.is_down.get()).then(|| self.server.get())
+    }
+
     pub(super) fn is_at_work(&self, backend: i32) -> bool {
         self.hung.borrow().contains_key(&backend)
     }
@@ -527,6 +565,7 @@ impl<'w> Stage<'w> {
         if let Some((server, changes)) = ended.flatten()
             && server == self.server.get()
         {
+            self.ended.borrow_mut().insert(backend);
             self.tables.borrow_mut().unlock(&changes);
         }
     }
@@ -567,6 +606,10 @@ impl<'w> Stage<'w> {
             });
         }
         self.note_claims(&changes);
+        self.check_events(&changes);
+        if self.broken == Some(Broken::StoresUnwritten) {
+            self.leave_unwritten(&changes);
+        }
         if self.is_strict() {
             self.check_delivered(&changes);
             self.check_takeovers(&changes);
@@ -580,6 +623,21 @@ impl<'w> Stage<'w> {
         if self.is_strict() {
             self.check_alone(&changes);
             self.check_attempts(&changes);
+        }
+    }
+
+    /// Keeps the tables without a commit of events, as a crash leaves them. Another commit writes those before it.
+    fn leave_unwritten(&self, changes: &Changes) {
+        let mut unwritten = self.unwritten.borrow_mut();
+        let since = self.now.get().saturating_sub(FLUSH);
+        *unwritten = (unwritten.take()).filter(|(at, _)| changes.is_only_claim || *at >= since);
+        match changes.events.is_empty() {
+            true if !changes.is_only_claim => *unwritten = None,
+            true => {}
+            false => {
+                let tables = || (self.now.get(), self.tables.borrow().clone());
+                unwritten.get_or_insert_with(tables);
+            }
         }
     }
 
@@ -786,6 +844,11 @@ impl<'w> Stage<'w> {
             order: self.order.get(),
             what,
         }));
+    }
+
+    /// Lets time pass for a reader.
+    pub(super) fn pass_by(&'w self, time: Duration) {
+        self.run_until(self.now.get() + time);
     }
 
     /// Lets time pass for a process that waits. Others continue meanwhile.
@@ -1076,6 +1139,24 @@ impl<'w> Stage<'w> {
                 tables.has_locked_pauses = false;
                 self.unlocked_at.set(self.now.get());
             }
+            Happens::Put(name) if self.waits_for_feed(name) => {
+                self.after(WHILE_HELD, Happens::Put(name));
+            }
+            Happens::Give(name) if self.waits_for_feed(name) => {
+                self.after(WHILE_HELD, Happens::Give(name));
+            }
+            Happens::Give(name) => self.tables.borrow_mut().give(name),
+            Happens::Read(number) => {
+                let pause = self.read(number);
+                self.after(pause, Happens::Read(number));
+            }
+            Happens::Empty => {
+                let all = self.rng(Rng::bool);
+                if !self.is_down.get() {
+                    self.tables.borrow_mut().empty_events(all);
+                }
+                self.after(self.dice(100, 3000), Happens::Empty);
+            }
             Happens::Put(name) => {
                 let now = self.database_now().micros;
                 self.tables.borrow_mut().put(name, true, now);
@@ -1097,6 +1178,11 @@ impl<'w> Stage<'w> {
                 self.after(TICK, Happens::Tick);
             }
         }
+    }
+
+    /// Whether a transaction holds the row of a feed, which another registration of the name would change.
+    fn waits_for_feed(&self, name: &str) -> bool {
+        self.tables.borrow().held_feeds.contains(name)
     }
 
     /// Asks the endpoints that are not verified.
@@ -1203,7 +1289,7 @@ impl<'w> Stage<'w> {
                     self.after(*lasts, Happens::Put(name));
                 }
             }
-            Event::Give(name) => self.tables.borrow_mut().give(name),
+            Event::Give(name) => self.happens(Happens::Give(name)),
             Event::Lock(from, lasts) => {
                 let tables = &mut *self.tables.borrow_mut();
                 let free = tables
@@ -1265,6 +1351,7 @@ impl<'w> Stage<'w> {
                 }
                 if let Some((_, tables)) = past.pop_front() {
                     *self.tables.borrow_mut() = tables;
+                    self.set_back.set(self.set_back.get() + 1);
                 }
                 self.change_server(*lag);
                 // The server has written what it had committed asynchronously within this time.
@@ -1331,6 +1418,9 @@ impl<'w> Stage<'w> {
 
     /// Undoes the claims that were not on disk.
     fn forget_claims(&self) {
+        if let Some((_, tables)) = self.unwritten.take() {
+            *self.tables.borrow_mut() = tables;
+        }
         let mut unflushed = std::mem::take(&mut *self.unflushed.borrow_mut());
         let mut tables = self.tables.borrow_mut();
         let since = self.now.get().saturating_sub(FLUSH);
@@ -1352,6 +1442,7 @@ impl<'w> Stage<'w> {
         let mut tables = self.tables.borrow_mut();
         tables.locked.clear();
         tables.of_people.clear();
+        tables.held_feeds.clear();
         tables.has_locked_pauses = false;
         tables.keyed_claims = 0;
         tables.writers.clear();
@@ -1926,11 +2017,14 @@ impl<'w> Stage<'w> {
     }
 
     /// Checks that all committed messages have ended.
-    fn check_end(&self) {
+    fn check_end(&'w self) {
         let tables = self.tables.borrow();
         if let Some(row) = tables.rows.values().next() {
             return self.fall(Promise::Lost, || format!("the message never ends: {row:?}"));
         }
+        drop(tables);
+        self.check_feeds();
+        let tables = self.tables.borrow();
         if !self.history.is_lawful() {
             return;
         }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use uuid::Uuid;
 
 use super::broken::Broken;
+use super::feeds::{Event, Feed, FeedParts};
 use super::history::{HANDLED, REGISTERED};
 use super::wants;
 use crate::config::Verification;
@@ -120,6 +121,13 @@ pub(super) struct Changes {
     pub(super) is_only_claim: bool,
     /// Claimed messages of which operators are told that they wait.
     pub(super) misled: Vec<(i64, WaitReason)>,
+    /// The feeds that the transaction holds, and the events that it stores.
+    pub(super) feeds: Vec<&'static str>,
+    pub(super) events: Vec<(&'static str, Event)>,
+    /// Whether the answer is a refusal, although others of its messages are settled.
+    pub(super) is_refused: bool,
+    /// The last positions of feeds, if they were read before ([`Broken::NumbersBeforeTheLock`]).
+    pub(super) ends: Vec<(&'static str, i64)>,
 }
 
 /// Kind, name and hand of a pause.
@@ -166,6 +174,14 @@ pub(super) struct Tables {
     /// The numbers of open producers' transactions, and the next number.
     pub(super) writers: BTreeSet<i64>,
     pub(super) next_writer: i64,
+    /// The names of endpoints that are feeds.
+    pub(super) feed_names: &'static [&'static str],
+    pub(super) feeds: BTreeMap<&'static str, Feed>,
+    /// Those that an open transaction holds.
+    pub(super) held_feeds: BTreeSet<&'static str>,
+    pub(super) parts: FeedParts,
+    /// The last positions, if transactions take them without a lock ([`Broken::NumbersWithoutLock`]).
+    pub(super) counters: BTreeMap<&'static str, i64>,
     pub(super) broken: Option<Broken>,
 }
 
@@ -460,7 +476,7 @@ impl Tables {
         }
         let is_verified = match before {
             Some(before) => before.is_verified,
-            None => self.verification == Verification::None,
+            None => self.verification == Verification::None || self.is_feed(name),
         };
         if !is_verified {
             self.unverified.insert(stamp);
@@ -477,6 +493,18 @@ impl Tables {
         };
         self.registered.insert(name, registered);
         self.removed.remove(name);
+        let of_row = self.feeds.get(name).and_then(|feed| feed.registration);
+        if self.is_feed(name) && of_row != Some(id) {
+            self.register_feed(name, Some(id));
+        }
+    }
+
+    fn feed_named(&self, name: &str) -> Option<&'static str> {
+        self.feed_names.iter().copied().find(|feed| *feed == name)
+    }
+
+    pub(super) fn is_feed(&self, name: &str) -> bool {
+        self.feed_named(name).is_some()
     }
 
     /// Gives a destination to the other tenant.
@@ -600,9 +628,14 @@ impl Tables {
                     Some(Broken::GivesOwnEventsToAll) => REGISTERED[1],
                     _ => name,
                 };
-                let mut row = Endpoint::new(*name, &url).topics(wants::topics(asks));
+                let row = match self.is_feed(name) {
+                    true => Endpoint::feed(*name),
+                    false => Endpoint::new(*name, &url),
+                };
+                let mut row = row.topics(wants::topics(asks));
                 row.enabled = one.enabled;
                 row.verification = match (self.verification, broken) {
+                    _ if self.is_feed(name) => Verification::None,
                     (_, Some(Broken::OverlooksVerification)) => Verification::None,
                     (Verification::CloudEvents, Some(Broken::SkipsWhatIsNotVerified)) => {
                         Verification::CloudEventsSkip
@@ -1396,7 +1429,28 @@ impl Tables {
             let dying = (parts.iter().any(stands_in_the_way)).then(|| one.in_conflict());
             let kind = dying.as_ref().map_or(settle.kind, Settlement::kind);
             let after = match kind {
-                Kind::Delivered | Kind::Stored | Kind::NoSubscriber => {
+                Kind::Stored => {
+                    let Some(to) = delivered(one, settle.bulkheads) else {
+                        continue;
+                    };
+                    let feed = self.feed_named(&to.destination);
+                    if let Some(feed) = feed.filter(|feed| !self.feeds.contains_key(feed)) {
+                        self.register_feed(feed, to.registration);
+                    }
+                    let Some(feed) = feed.filter(|feed| self.takes(feed, to.registration)) else {
+                        // Its feed was registered anew since the claim.
+                        match broken {
+                            Some(Broken::RefusesWhatWasMoved) => changes.is_refused = true,
+                            _ => _ = changes.rows.insert(row.sequence, Some(freed(&row))),
+                        }
+                        continue;
+                    };
+                    let event = self.event(&row, to.registration);
+                    changes.events.push((feed, event));
+                    changes.ledger.push(entry(1, &to.destination, true));
+                    None
+                }
+                Kind::Delivered | Kind::NoSubscriber => {
                     if broken != Some(Broken::ForgetsWhatIsDelivered) {
                         let to = delivered(one, settle.bulkheads).map(|one| one.destination);
                         changes.ledger.push(entry(1, &to.unwrap_or_default(), true));
@@ -1490,6 +1544,7 @@ impl Tables {
             changed.push(row.sequence);
             in_conflict.extend(dying.map(|_| row.sequence));
         }
+        self.number_events(changes);
         Written {
             changed,
             in_conflict,
@@ -1726,18 +1781,23 @@ impl Tables {
         }
         self.dead.extend(changes.dead.iter().cloned());
         self.ledger.extend(changes.ledger.iter().cloned());
+        self.add_events(&changes.events);
     }
 
     /// Locks the rows that a transaction changes, until the transaction ends.
     pub(super) fn lock(&mut self, changes: &Changes) {
         self.locked.extend(changes.rows.keys());
         self.locked.extend(&changes.only_locked);
+        self.held_feeds.extend(&changes.feeds);
         self.keyed_claims += usize::from(changes.is_keyed_claim);
     }
 
     pub(super) fn unlock(&mut self, changes: &Changes) {
         for sequence in changes.rows.keys().chain(&changes.only_locked) {
             self.locked.remove(sequence);
+        }
+        for feed in &changes.feeds {
+            self.held_feeds.remove(feed);
         }
         self.keyed_claims -= usize::from(changes.is_keyed_claim);
     }

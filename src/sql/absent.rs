@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(stamps.expect("stamps"), []);
         let rows = rows::endpoint_rows(conn, name, &["acme".to_owned()]);
         assert!(rows.expect("rows").is_empty());
-        let counts = rows::counts_and_pages(conn, name, ["a", "b"]);
+        let counts = rows::counts_and_pages(conn, name, ["a", "b", "c"]);
         assert_eq!(counts.expect("counts").0, rows::EndpointCounts::default());
         assert!(!rows::hold(conn, name, which).expect("held"));
         assert!(!rows::hold_as_seen(conn, name, seen).expect("held"));

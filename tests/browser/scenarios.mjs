@@ -157,7 +157,7 @@ const scenarios = {
     await row.getByLabel("For how long").fill("soon");
     expectStatus(400);
     await row.getByRole("button", { name: "Pause billing" }).click();
-    await says(page, 'is not a duration such as 10min');
+    await says(page, 'is not a duration such as 500ms or 2h');
     await page.goBack();
     const again = page.getByRole("row").filter({ hasText: "billing" });
     if (!(await again.getByLabel("Why").isVisible())) await again.getByText("Pause").first().click();

@@ -6,6 +6,7 @@ mod page;
 mod support;
 
 mod doubt;
+mod feeds;
 mod ground;
 mod kill;
 mod lost_answers;

@@ -1,14 +1,22 @@
-//! Acts on many messages: whoever carries one out, a command, a page or a program, it is the same act.
+//! Acts: whoever carries one out, a command, a page or a program, it is the same act.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::thread;
 
 use diesel::connection::SimpleConnection;
-use diesel_outbox::program::{ACTS, ENDPOINT_ACTS, EndpointAct, ManyAct};
-use serde_json::json;
+use diesel_outbox::Due;
+use diesel_outbox::admin::Verdict;
+use diesel_outbox::program::{
+    ACTS, ENDPOINT_ACTS, EndpointAct, ManyAct, MessageAct, RESCHEDULE, SENDING_ACTS, SETTLE,
+    SendingAct,
+};
+use diesel_outbox_pages::{Pages, Rights, Visitor};
+use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::page::{Answer, Page};
 use crate::support::{Database, eventually, finish};
+use crate::tenants::config;
 
 const EACH: [(&str, Interface); 3] = [("command", command), ("page", page), ("JSON", program)];
 
@@ -83,7 +91,8 @@ fn traces(database: &Database) -> String {
         "SELECT string_agg(concat_ws(' ', idempotency_key, topic), ', ' ORDER BY sequence) FROM {o}_dead",
         "SELECT string_agg(concat_ws(' ', idempotency_key, status, reason, error), ', ' ORDER BY idempotency_key) FROM {o}_ledger",
         "SELECT string_agg(concat_ws(' ', topic, event, operator), ', ' ORDER BY sequence) FROM {o}_attempt",
-        "SELECT string_agg(concat_ws(' ', who, act, target, why), ', ' ORDER BY at) FROM {o}_audit",
+        // Not what a customer's search has cost: that depends on the time that it takes.
+        "SELECT string_agg(concat_ws(' ', who, act, target, why), ', ' ORDER BY at) FROM {o}_audit WHERE act <> 'search'",
     ];
     let each = each.map(|query| database.text(query).unwrap_or_else(|| "-".to_owned()));
     each.join("\n")
@@ -181,6 +190,117 @@ fn a_dead_letter_that_stays_is_reported() {
     );
     let done = finish(database.binary(&["dead", "requeue", "--", "-1"])).code(0);
     assert_eq!(done.stdout, "requeued 1 dead letter\n");
+}
+
+/// An act on one message, and how each interface asks for it: options, fields and body.
+fn acts_on_one() -> [(MessageAct, &'static str, &'static str, Value); 4] {
+    let by_hand = |verdict: &str| json!({ "verdict": verdict, "why": "mended" });
+    let why = || json!({ "why": "mended" });
+    [
+        (MessageAct::Cancel, "", "", why()),
+        (MessageAct::Reschedule(Due::Now), "--now", "&in=", why()),
+        (
+            MessageAct::Settle(Verdict::Delivered),
+            "--delivered",
+            "&verdict=delivered",
+            by_hand("delivered"),
+        ),
+        (
+            MessageAct::Settle(Verdict::NotToBeSent),
+            "--never",
+            "&verdict=never",
+            by_hand("never"),
+        ),
+    ]
+}
+
+const SEQUENCE: &str = "SELECT sequence FROM {o} WHERE idempotency_key = 'a'";
+
+/// R71: rows, history and audit are the same, whichever interface changes one message.
+#[test]
+fn each_act_on_one_message_is_the_same_through_each_interface() {
+    for (act, option, fields, body) in acts_on_one() {
+        let words = act.words();
+        let command = |database: &Database| {
+            let which = ["message", words.name, "a", "--who", "local"];
+            let options = [
+                &["--why", "mended"][..],
+                &option.split_whitespace().collect::<Vec<_>>(),
+            ];
+            finish(database.binary(&[&which[..], &options.concat()].concat())).code(0);
+        };
+        let page = |database: &Database| {
+            let (page, sequence) = (
+                Page::start(database.binary(&["admin"])),
+                database.number(SEQUENCE),
+            );
+            let token = page.get("/messages?q=a").form_token();
+            let which = format!("form_token={token}&sequence={sequence}&key=a&why=mended{fields}");
+            let done = page.post(&format!("/message/{}", words.name), "", &which);
+            assert_eq!(done.status, 303, "{done:?}");
+        };
+        let program = |database: &Database| {
+            let (page, sequence) = (
+                Page::start(database.binary(&["admin"])),
+                database.number(SEQUENCE),
+            );
+            let path = words.path.replace("{sequence}", &sequence.to_string());
+            let done = page.json(&path, &body);
+            assert_eq!(done["became"], act.became(diesel_outbox::Answer::Done));
+        };
+        let each: [&dyn Fn(&Database); 3] = [&command, &page, &program];
+        let seen = each.map(|carry_out| {
+            let database = Database::new();
+            fill(&database);
+            let before = traces(&database);
+            carry_out(&database);
+            let after = traces(&database);
+            assert_ne!(before, after, "{}", words.name);
+            let signed = format!("local message {} 1 mended", words.name);
+            assert!(after.contains(&signed), "{signed}: {after}");
+            after
+        });
+        assert_eq!(seen[0], seen[1], "{} by command and page", words.name);
+        assert_eq!(seen[0], seen[2], "{} by command and JSON", words.name);
+    }
+}
+
+/// R71, R67: an act on one message says what becomes of it, and refuses what is empty or has no reason.
+#[test]
+fn each_act_on_one_message_says_what_it_does_and_refuses_to_guess() {
+    let database = Database::new();
+    fill(&database);
+    let before = traces(&database);
+    let page = Page::start(database.binary(&["admin"]));
+    for words in [&RESCHEDULE, &SETTLE] {
+        let help = finish(database.binary(&["message", words.name, "--help"]))
+            .code(0)
+            .stdout;
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        for said in [words.about, words.becomes, words.undo] {
+            assert!(help.contains(said), "{said}: {help}");
+        }
+    }
+    let shown = page.get("/messages?q=a").body;
+    assert!(
+        shown.contains(RESCHEDULE.becomes) && shown.contains(SETTLE.becomes),
+        "{shown}"
+    );
+    let sequence = database.number(SEQUENCE);
+    for (words, body, field) in [
+        (&RESCHEDULE, json!({ "in": "" }), "in"),
+        (&RESCHEDULE, json!({ "in": "soon" }), "in"),
+        (&SETTLE, json!({ "verdict": "never", "why": " " }), "why"),
+    ] {
+        let path = words.path.replace("{sequence}", &sequence.to_string());
+        let problem = page.json(&path, &body);
+        assert_eq!(
+            (&problem["status"], &problem["field"]),
+            (&json!(422), &json!(field))
+        );
+    }
+    finish(database.binary(&["message", "reschedule", "a", "--in", ""])).code(2);
+    assert_eq!(traces(&database), before);
 }
 
 /// R67: a variable of a script that is empty chooses nothing, instead of more.
@@ -326,6 +446,192 @@ fn each_act_on_an_endpoint_is_the_same_through_each_interface() {
             assert_eq!(after, &first.1, "{} by {interface}", act.name);
         }
     }
+}
+
+const TENANT: Uuid = Uuid::from_u128(7);
+
+/// Carries the act out for the endpoint `acme`, with all that it can send since an hour ago; returns how many messages it sent.
+/// `None`: the interface does not have the act.
+type OfSending = fn(&Database, &SendingAct) -> Option<i64>;
+
+const OF_SENDING: [(&str, OfSending); 4] = [
+    ("command", |database, act| {
+        let which = [
+            "endpoint", act.name, "acme", "--since", "1h", "--yes", "--json",
+        ];
+        let signed = ["--who", "local", "--why", "portal"];
+        let missing = act.missing.map_or(&[] as &[&str], |_| &["--missing"]);
+        let all = [which.as_slice(), &signed, missing].concat();
+        finish(database.binary(&all)).code(0).json()["changed"].as_i64()
+    }),
+    ("page", |database, act| {
+        let page = Page::start(database.binary(&["admin"]));
+        let token = page.get("/endpoints?name=acme").form_token();
+        let missing = act.missing.map_or("", |_| "&missing=yes");
+        let all = format!("form_token={token}&name=acme&since=1h&why=portal{missing}");
+        let path = format!("/endpoint/{}", act.name);
+        let asked = page.post(&path, "", &all);
+        assert!(asked.body.contains(" for acme?"), "{asked:?}");
+        let done = page.post(&path, "", &format!("{all}&sure=yes"));
+        let next = done.header("location").expect("a redirect");
+        next.split_once("count=")
+            .and_then(|(_, count)| count.parse().ok())
+    }),
+    ("JSON", |database, act| {
+        let page = Page::start(database.binary(&["admin"]));
+        let done = page.json(
+            &act.path.replace("{name}", "acme"),
+            &since(act, json!({ "why": "portal" })),
+        );
+        assert_eq!(done["more"], false, "{done}");
+        done["changed"].as_i64()
+    }),
+    ("portal", |database, act| {
+        let config = config(database);
+        let portal = Pages::portal(&config, config.database_url().expect("a database"));
+        let path = format!("/api/v1{}", act.path.replace("{name}", "acme"));
+        let request = http::Request::post(path).header("host", "shop.example");
+        let request = request.header("content-type", "application/json");
+        let body = since(act, json!({})).to_string().into_bytes();
+        let visitor = Visitor::of_tenant(TENANT, "local", Rights::all());
+        let request = request.body(body).expect("a request");
+        let answer = portal.expect("a portal").respond(request, visitor);
+        let done: Value = serde_json::from_slice(answer.body()).expect("JSON");
+        (answer.status() == 200).then(|| done["changed"].as_i64().expect("a number"))
+    }),
+];
+
+/// The body of a request for all that the act can send.
+fn since(act: &SendingAct, mut body: Value) -> Value {
+    body["since"] = json!("1h");
+    if act.missing.is_some() {
+        body["missing"] = json!(true);
+    }
+    body
+}
+
+/// An endpoint with two dead letters, a message that it missed, another without a payload, and one that it retries.
+fn register_with_missed(database: &Database, is_enabled: bool) {
+    database.execute(&format!(
+        "INSERT INTO {{o}}_endpoint (name, url, enabled, tenant_id) VALUES ('acme', 'https://acme.example', {is_enabled}, '{TENANT}')"
+    ));
+    database.execute(&format!(
+        "INSERT INTO {{o}} (topic, destination, payload, idempotency_key, registration, tenant_id, attempts, available_at)
+         SELECT 'order.paid', name, '1', 'retrying', id, '{TENANT}', 1, now() + interval '1 hour' FROM {{o}}_endpoint"
+    ));
+    database.execute(&format!(
+        "INSERT INTO {{o}}_dead (sequence, message_id, topic, destination, registration, tenant_id, payload, idempotency_key,
+                available_at, created_at, attempts, reason, dead_lettered_at)
+         SELECT -n, gen_random_uuid(), 'order.paid', name, id, '{TENANT}', '1', 'dead ' || n, now(), now(), 3, 'REJECTED', now()
+           FROM {{o}}_endpoint, generate_series(1, 2) n"
+    ));
+    database.execute(&format!(
+        "INSERT INTO {{o}}_ledger (part, sequence, message_id, topic, destination, named_destination, tenant_id, idempotency_key,
+                status, attempts, payload, created_at, settled_at, split_from)
+         SELECT 0, 100 + n, gen_random_uuid(), 'order.paid', 'other', 'other', '{TENANT}', 'missed ' || n, 'delivered', 1,
+                CASE n WHEN 1 THEN '1'::json END, now(), now(), 200 + n FROM generate_series(1, 2) n"
+    ));
+}
+
+/// R71: an act that sends an endpoint many messages is the same through each interface.
+#[test]
+fn each_act_that_sends_an_endpoint_many_messages_is_the_same_through_each_interface() {
+    for act in SENDING_ACTS {
+        let mut seen: Vec<(&str, i64, String)> = Vec::new();
+        for (interface, carry_out) in OF_SENDING {
+            let database = Database::new();
+            register_with_missed(&database, true);
+            let Some(changed) = carry_out(&database, act) else {
+                assert_eq!((interface, act.name), ("portal", "backfill"));
+                continue;
+            };
+            assert_eq!(changed, if act.missing.is_some() { 3 } else { 1 });
+            let signed = format!("local endpoint {} acme", act.name);
+            let after = traces(&database);
+            // As the words of the act say.
+            let others = database.number("SELECT count(*) FROM {o} WHERE attempts > 0");
+            assert_eq!(others, 1, "{interface}: attempts are reset");
+            let cancel = ["message", "cancel", "--destination", "acme", "--yes"];
+            finish(database.binary(&cancel)).code(0);
+            let waiting = database.number("SELECT count(*) FROM {o}");
+            assert_eq!(waiting, 0, "{interface}: the act is undone");
+            assert!(after.contains(&signed), "{interface}: {after}");
+            seen.push((interface, changed, after));
+        }
+        let (first, rest) = seen.split_first().expect("interfaces");
+        assert!(rest.len() >= 2);
+        for (interface, changed, after) in rest {
+            assert_eq!(
+                (changed, after),
+                (&first.1, &first.2),
+                "{} by {interface}",
+                act.name
+            );
+        }
+    }
+}
+
+/// R71, R67: such an act says before how many messages it sends, what becomes of them, and what it leaves.
+#[test]
+fn each_act_that_sends_an_endpoint_many_messages_says_before_what_it_would_do() {
+    let database = Database::new();
+    register_with_missed(&database, false);
+    let before = traces(&database);
+    let page = Page::start(database.binary(&["admin"]));
+    let token = page.get("/endpoints?name=acme").form_token();
+    for act in SENDING_ACTS {
+        let command = |options: &[&str]| {
+            let all = [&["endpoint", act.name, "acme", "--since", "1h"], options].concat();
+            finish(database.binary(&all))
+        };
+        let missing = act.missing.map_or(&[] as &[&str], |_| &["--missing"]);
+        let dry = command(&[missing, &["--dry-run"]].concat()).code(0).stdout;
+        let path = act.path.replace("{name}", "acme");
+        let found = page.json(&path, &since(act, json!({ "dry_run": true })));
+        let fields = format!("form_token={token}&name=acme&since=1h&missing=yes");
+        let fields = fields.replace("&missing=yes", act.missing.map_or("", |_| "&missing=yes"));
+        let asked = page
+            .post(&format!("/endpoint/{}", act.name), "", &fields)
+            .body;
+        let asked = asked.replace("<code>", "`").replace("</code>", "`");
+        let said = |text: &str| {
+            assert!(dry.contains(text), "{text}: {dry}");
+            assert!(asked.contains(text), "{text}: {asked}");
+        };
+        let count = found["changed"].as_i64().expect("a number");
+        said(&format!("{count} message"));
+        assert_eq!(
+            (&found["retrying"], &found["without_payload"]),
+            (&json!(1), &json!(1))
+        );
+        assert_eq!(found["becomes"], SendingAct::BECOMES);
+        assert_eq!(found["undo"], SendingAct::UNDO);
+        said(SendingAct::BECOMES);
+        said(SendingAct::UNDO);
+        let leaves = found["leaves"].as_array().expect("sentences");
+        assert_eq!(leaves.len(), 3, "{found}");
+        for leaves in leaves {
+            said(leaves.as_str().expect("a sentence"));
+        }
+        let asks = command(&[]).code(1).stderr;
+        assert!(asks.contains("--yes"), "{asks}");
+        command(&["--since", "yesterday"]).code(2);
+        let wrong = page.json(&path, &json!({ "since": "yesterday" }));
+        assert_eq!(
+            (&wrong["status"], &wrong["field"]),
+            (&json!(422), &json!("since"))
+        );
+        let wrong = page.json(&path, &json!({ "since": "1h", "missing": "x" }));
+        assert_eq!(
+            (&wrong["status"], &wrong["field"]),
+            (&json!(422), &json!("missing"))
+        );
+        if act.missing.is_none() {
+            let refused = command(&["--missing", "--yes"]).code(2).stderr;
+            assert!(refused.contains("--missing"), "{refused}");
+        }
+    }
+    assert_eq!(traces(&database), before);
 }
 
 /// R67: a program, too, can ask before what becomes of the messages; an endpoint that is unknown is said.

@@ -126,7 +126,11 @@ impl<'a> Program<'a> {
         let responses = &operation["responses"];
         let response = responses.get(status.as_str());
         let content = match status.is_success() {
-            true => &response.expect("a status of the document")["content"]["application/json"],
+            true => {
+                let content = &response.expect("a status of the document")["content"];
+                let mut kinds = content.as_object().expect("kinds").values();
+                kinds.next().expect("a kind")
+            }
             false => {
                 &response.unwrap_or(&responses["default"])["content"]["application/problem+json"]
             }
@@ -205,11 +209,12 @@ impl<'a> Program<'a> {
 /// The status and the JSON of a response, of the right media type.
 fn read(response: &Response<Vec<u8>>) -> (StatusCode, Value) {
     let status = response.status();
+    let text = String::from_utf8_lossy(response.body());
     let kind = match status.is_success() {
+        true if text.starts_with('[') => "application/cloudevents-batch+json",
         true => "application/json",
         false => "application/problem+json",
     };
-    let text = String::from_utf8_lossy(response.body());
     assert_eq!(response.headers()["content-type"], kind, "{text}");
     (status, serde_json::from_str(&text).expect("JSON"))
 }
@@ -548,6 +553,27 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
     );
     program.done(&Method::DELETE, acme, json!({}));
     assert_eq!(program.ask(get, acme, None).0, 404);
+    let crm = json!({ "name": "crm", "kind": "feed", "endpoint": { "topics": ["order.*"] } });
+    let registered = program.post("/endpoints", crm);
+    assert_eq!(registered["secret"], Value::Null);
+    for (body, field) in [
+        (json!({ "name": "a", "kind": "mail" }), "kind"),
+        (
+            json!({ "name": "a", "kind": "feed", "endpoint": { "url": receiver.url() } }),
+            "url",
+        ),
+    ] {
+        let (status, problem) = program.refused(post, "/endpoints", body);
+        assert_eq!(
+            (status, &problem["field"]),
+            (422, &json!(field)),
+            "{problem}"
+        );
+    }
+    reads_a_feed(&database, &program, &registered["endpoint"]);
+    assert_eq!(program.get("/feeds")["data"][0]["name"], "crm");
+    assert_eq!(program.get("/feeds?limit=1")["next"], Value::Null);
+    assert_eq!(program.ask(get, "/feeds/nobody", None).0, 404);
     let acts = program.get("/audit?q=acme")["data"].to_string();
     for act in ["put", "disable", "enable", "rotate", "send-again", "remove"] {
         assert!(acts.contains(&format!("endpoint {act}")), "{act}: {acts}");
@@ -737,10 +763,89 @@ fn customers_do_as_json_what_they_do_in_the_portal() {
     program.post(&format!("{one}/enable"), json!({}));
     program.done(&Method::DELETE, &one, json!({}));
     assert_eq!(program.ask(get, &one, None).0, 404);
+    let wrong = json!({ "kind": "mail", "topics": ["order.paid"] });
+    let (status, problem) = program.refused(post, "/endpoints", wrong);
+    assert_eq!((status, &problem["field"]), (422, &json!("kind")));
+    let added = program.post(
+        "/endpoints",
+        json!({ "kind": "feed", "topics": ["order.paid"] }),
+    );
+    assert_eq!(added["secret"], Value::Null);
+    let one = format!(
+        "/endpoints/{}",
+        added["endpoint"]["name"].as_str().expect("a name")
+    );
+    let (status, problem) = program.refused(&Method::PATCH, &one, json!({ "kind": "webhook" }));
+    assert_eq!((status, &problem["field"]), (422, &json!("kind")));
+    program.done(
+        &Method::PATCH,
+        &one,
+        json!({ "kind": "feed", "description": "ours" }),
+    );
+    database.execute("DELETE FROM {o} WHERE true");
+    reads_a_feed(&database, &program, &added["endpoint"]);
     let who = database.text("SELECT DISTINCT who FROM {o}_audit");
     assert_eq!(who.as_deref(), Some("portal token"));
     program.get("/openapi.json");
     assert_eq!(program.unanswered(), [""; 0]);
+}
+
+/// R73: tokens, events and how far they are read.
+fn reads_a_feed(database: &Database, program: &Program<'_>, feed: &Value) {
+    assert_eq!(
+        (&feed["kind"], &feed["url"]),
+        (&json!("feed"), &json!("")),
+        "{feed}"
+    );
+    let name = feed["name"].as_str().expect("a name");
+    let path = format!("/feeds/{name}");
+    let state = program.get(&path);
+    assert_eq!(
+        (&state["last_position"], &state["lag_events"]),
+        (&json!(0), &json!(0))
+    );
+    assert_eq!(state["readers"], json!([]));
+    let tenant: Option<Uuid> = serde_json::from_value(state["tenant"].clone()).expect("a tenant");
+    let id = enqueue(database, tenant, "good");
+    let relay = database.keeping_relay().start().expect("a relay");
+    eventually("the event is stored", || {
+        program.get(&path)["last_position"] == 1
+    });
+    end(&relay);
+    let token = format!("{path}/token");
+    let made = program.keyed(&token, &json!({}), "once");
+    let again = program.keyed(&token, &json!({}), "once");
+    assert_eq!((&again.1["token"], again.2), (&Value::Null, true));
+    let secret = made.1["token"].as_str().expect("a token").to_owned();
+    let state = program.get(&path);
+    assert_eq!(
+        (&state["lag_events"], &state["last_read_at"]),
+        (&json!(1), &Value::Null),
+        "{state}"
+    );
+    assert_eq!(state["readers"].as_array().map(Vec::len), Some(1));
+    // With what lets the program in, which is no reader; and with the token of the feed.
+    let events = program.get(&format!("{path}/events?after=begin"));
+    assert_eq!(events[0]["id"], json!(id));
+    let read = |query: &str| {
+        let request = Request::get(format!("/api/v1{path}/events?{query}"))
+            .header("host", "localhost")
+            .header("authorization", format!("Bearer {secret}"));
+        let request = request.body(Vec::new()).expect("a request");
+        program
+            .handler
+            .respond(request, Visitor::unknown(STRANGER.into()))
+    };
+    let first = read("limit=1");
+    let next = first.headers()["outbox-feed-next"].to_str().expect("text");
+    assert_eq!(read(&format!("after={next}")).body(), b"[]");
+    let state = program.get(&path);
+    assert_eq!(
+        (&state["lag_events"], &state["read_to"]),
+        (&json!(0), &json!(1)),
+        "{state}"
+    );
+    assert!(state["last_read_at"].is_string(), "{state}");
 }
 
 /// R60: over every route of both tables.
@@ -795,9 +900,16 @@ fn each_route_needs_a_token_and_each_act_the_right_and_no_forged_cookie() {
             // After too many wrong tokens, 429.
             let refused = send(&method, &path, stranger(), &wrong);
             assert!([401, 429].contains(&refused.as_u16()), "{method} {path}");
+            let expected = match path.ends_with("/events")
+                && program.document["info"]["title"] == "Outbox, for operators"
+            {
+                // Operators' pages, too, answer the events of a tenant's feed to the tenant.
+                true => 404,
+                false => 403,
+            };
             assert_eq!(
                 send(&method, &path, other.clone(), &[]),
-                403,
+                expected,
                 "{method} {path}"
             );
             if method == Method::GET {
@@ -1241,6 +1353,10 @@ fn without_the_right_no_route_shows_content() {
     let portal = portal.key([7; 32]).expect("a key");
     let pages = pages(&database);
     let token = portal.token(acme.id, HOUR, Rights::all());
+    database.execute(&format!(
+        "INSERT INTO {{o}}_endpoint (name, kind, url, tenant_id) VALUES ('acme-feed', 'feed', '', '{}')",
+        acme.id
+    ));
     let letter = database
         .text("SELECT sequence || '.' || message_id FROM {o}_dead WHERE topic = 'acme.event'");
     let (letter, dead) = (letter.expect("a letter"), acme.dead.to_string());
@@ -1257,13 +1373,17 @@ fn without_the_right_no_route_shows_content() {
     ] {
         let seen = |rights: Rights| {
             let paths = program.document["paths"].as_object().expect("paths");
-            let read = paths
-                .iter()
-                .filter(|(_, operations)| operations.get("get").is_some());
+            let read = paths.iter().filter(|(path, operations)| {
+                operations.get("get").is_some() && !path.ends_with("/events")
+            });
             let texts = read.map(|(template, _)| {
+                let name = match template.starts_with("/feeds/") {
+                    true => "acme-feed",
+                    false => "acme-hook",
+                };
                 let path = ["{name}", "{key}", "{id}", "{letter}"]
                     .into_iter()
-                    .zip(["acme-hook", &dead, &dead, &letter])
+                    .zip([name, &dead, &dead, &letter])
                     .fold(template.clone(), |path, (name, value)| {
                         path.replace(name, value)
                     });

@@ -526,7 +526,7 @@ fn a_removal_says_which_messages_end_and_asks() {
     run(&["put", "acme", "https://acme.example"]).code(0);
     let stderr = run(&["remove", "acme"]).code(1).stderr;
     assert!(
-        stderr.contains("nothing was removed: No message waits for it.")
+        stderr.contains("nothing was changed: No message waits for it.")
             && stderr.contains("give --yes"),
         "{stderr}"
     );

@@ -608,7 +608,7 @@ fn a_role_with_few_rights_and_connections() {
     admin
         .batch_execute(&format!(
             "CREATE ROLE {role} LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO {role};
-             GRANT EXECUTE ON FUNCTION outbox_rotate(interval), outbox_blank(timestamptz, timestamptz, integer) TO {role}"
+             GRANT EXECUTE ON FUNCTION outbox_rotate(interval), outbox_blank(timestamptz, timestamptz, integer), outbox_feed_rotate(interval, bigint) TO {role}"
         ))
         .expect("a role");
     let mut url = url;
@@ -645,7 +645,7 @@ fn a_role_with_few_rights_and_connections() {
     admin
         .batch_execute(&format!(
             "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {role};
-             REVOKE ALL ON FUNCTION outbox_rotate(interval), outbox_blank(timestamptz, timestamptz, integer) FROM {role}; REVOKE ALL ON DATABASE {database} FROM {role}; DROP ROLE {role}"
+             REVOKE ALL ON FUNCTION outbox_rotate(interval), outbox_blank(timestamptz, timestamptz, integer), outbox_feed_rotate(interval, bigint) FROM {role}; REVOKE ALL ON DATABASE {database} FROM {role}; DROP ROLE {role}"
         ))
         .expect("dropped");
 }

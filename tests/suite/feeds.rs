@@ -3,13 +3,14 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use diesel::connection::SimpleConnection;
 use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox::{NewMessage, RelayBuilder};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::page::{Answer, Page};
-use crate::support::{Database, Receiver, end, eventually, finish};
+use crate::support::{Database, File, Receiver, end, eventually, finish};
 
 /// The program, which relays and serves the events of feeds.
 fn program(database: &Database) -> Command {
@@ -277,5 +278,257 @@ fn r73_webhooks_and_feeds_get_the_same_messages() {
         );
         assert_eq!(database.number(&disorder), 0);
     }
+    end(&relay);
+}
+
+/// R73: `feed = true` in the settings, beside a webhook of the same route.
+#[test]
+fn r73_a_destination_of_the_settings_may_be_a_feed() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let settings = format!(
+        "[destinations.audit]\nfeed = true\n[destinations.hook]\nurl = '{}'\n[[routes]]\ntopic = '*'\nto = ['audit', 'hook']\n",
+        receiver.url()
+    );
+    let file = File::new(&settings);
+    let mut command = database.binary(&["run", "--config", file.path()]);
+    command.env("OUTBOX_CONCURRENCY", "2");
+    let page = Page::start(command);
+    // Before the first message.
+    eventually("the feed is there", || {
+        database
+            .number("SELECT count(*) FROM {o}_feed WHERE name = 'audit' AND registration IS NULL")
+            == 1
+    });
+    let token = token(&database, "audit");
+    for n in 0..10 {
+        let message = NewMessage::new("anything", &json!({ "n": n })).expect("JSON");
+        database.enqueue_message(message.ordering_key("k"));
+    }
+    let mut reader = Consumer::new(&page, "audit", &token);
+    let mut all = Vec::new();
+    while all.len() < 10 {
+        all.extend(reader.read("wait=10s"));
+    }
+    assert_eq!(positions(&all), (1..=10).collect::<Vec<_>>());
+    receiver.wait_for(10);
+    page.process.stop();
+    for (more, key) in [
+        ("url = 'http://a'", "destinations.audit.url"),
+        ("mode = 'binary'", "destinations.audit.mode"),
+    ] {
+        let file = File::new(&format!("[destinations.audit]\nfeed = true\n{more}\n"));
+        let refused = finish(database.binary(&["check", "--config", file.path()])).code(2);
+        assert!(refused.stderr.contains(key), "{}", refused.stderr);
+    }
+}
+
+/// R73: the acts on a feed that send to webhooks are refused, and its kind stays.
+#[test]
+fn r73_nothing_is_sent_to_a_feed() {
+    let database = Database::new();
+    make(&database, "crm");
+    for (arguments, why) in [
+        (&["endpoint", "test", "crm"][..], "a feed is read"),
+        (&["endpoint", "rotate", "crm"], "of a feed is absent"),
+        (
+            &["endpoint", "put", "crm", "https://a.example/hooks"],
+            "a feed is read",
+        ),
+        (
+            &["endpoint", "put", "new", "--feed", "--header", "a: b"],
+            "cannot be used with",
+        ),
+        (&["feed", "token", "nobody"], "there is no feed"),
+    ] {
+        let refused = finish(database.binary(arguments));
+        assert_ne!(refused.status.code(), Some(0), "{arguments:?}");
+        assert!(
+            refused.stderr.contains(why),
+            "{arguments:?} {}",
+            refused.stderr
+        );
+    }
+    database.execute("INSERT INTO {o}_endpoint (name, url) VALUES ('hook', 'https://a.example')");
+    for sql in [
+        "UPDATE {o}_endpoint SET kind = 'feed', url = '' WHERE name = 'hook'",
+        "UPDATE {o}_endpoint SET url = 'https://a.example' WHERE name = 'crm'",
+        "UPDATE {o}_endpoint SET secret = 'whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw' WHERE name = 'crm'",
+        "INSERT INTO {o}_endpoint (name) VALUES ('bare')",
+    ] {
+        database.refused(sql);
+    }
+    let hook = finish(database.binary(&["endpoint", "put", "hook", "--feed"]));
+    assert!(
+        hook.stderr.contains("is a webhook, and stays one"),
+        "{}",
+        hook.stderr
+    );
+    let conn = &mut database.connect();
+    let outbox = database.outbox();
+    let error = outbox
+        .endpoints()
+        .put(conn, &Endpoint::feed("hook"))
+        .expect_err("the kind stays");
+    assert!(
+        error.to_string().contains("is a webhook, and stays one"),
+        "{error}"
+    );
+}
+
+/// R73: a paused feed gets what came meanwhile, a disabled one does not; both can be read.
+#[test]
+fn r73_pause_disable_and_removal_mean_what_they_mean_for_webhooks() {
+    let database = Database::new();
+    make(&database, "crm");
+    let relay = relay(&database).start().expect("a relay");
+    let outbox = database.outbox();
+    let (endpoints, conn) = (outbox.endpoints(), &mut database.connect());
+    let enqueue = |n: i32| database.enqueue("order.paid", json!({ "n": n }));
+    enqueue(1);
+    eventually("the first is stored", || stored(&database, "crm") == 1);
+
+    endpoints
+        .pause(conn, "crm", "maintenance", None)
+        .expect("paused");
+    eventually("the relay has read the pause", || {
+        enqueue(2);
+        database.number("SELECT count(*) FROM {o} WHERE locked_by IS NULL AND created_at < now() - interval '1 s'") > 0
+    });
+    let before = stored(&database, "crm");
+    let waiting = database.number("SELECT count(*) FROM {o}");
+    endpoints.resume(conn, "crm").expect("resumed");
+    eventually("all are stored", || {
+        stored(&database, "crm") == before + waiting
+    });
+
+    endpoints.disable(conn, "crm", "a test").expect("disabled");
+    eventually("the relay has read it", || {
+        let sequence = enqueue(3);
+        eventually("it is settled", || {
+            database.number(&format!(
+                "SELECT count(*) FROM {{o}} WHERE sequence = {sequence}"
+            )) == 0
+        });
+        database.number("SELECT count(*) FROM {o}_ledger WHERE status = 'no_subscriber'") > 0
+    });
+
+    // Registered again: another feed, that shows nothing of the first.
+    endpoints.remove(conn, "crm").expect("removed");
+    let last = stored(&database, "crm");
+    make(&database, "crm");
+    eventually("the new one gets messages", || {
+        enqueue(4);
+        stored(&database, "crm") > last
+    });
+    end(&relay);
+    let read = finish(database.binary(&["feed", "read", "crm"])).code(0);
+    let read: Vec<Value> = read
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    assert_eq!(positions(&read)[0], last + 1);
+    assert!(read.iter().all(|event| event["data"]["n"] == 4), "{read:?}");
+}
+
+/// R73, R63: what is forgotten or expunged leaves no gap.
+#[test]
+fn r73_events_are_expunged_and_a_tenant_is_forgotten() {
+    let database = Database::new();
+    let (gone, stays) = (Uuid::now_v7(), Uuid::now_v7());
+    make(&database, "all");
+    let (outbox, conn) = (database.outbox(), &mut database.connect());
+    let own = Endpoint::feed("own").tenant(gone);
+    outbox.endpoints().put(conn, &own).expect("put");
+    let relay = relay(&database).start().expect("a relay");
+    let mut ids = Vec::new();
+    for n in 0..6 {
+        let tenant = if n % 2 == 0 { gone } else { stays };
+        let message = NewMessage::new("order.paid", &json!({ "n": n }))
+            .expect("JSON")
+            .tenant_id(tenant);
+        database.enqueue_message(message);
+    }
+    eventually("all are stored", || {
+        stored(&database, "all") == 6 && stored(&database, "own") == 3
+    });
+    end(&relay);
+    ids.push(database.text(
+        "SELECT message_id::text FROM {o}_feed_event WHERE feed = 'all' AND payload->>'n' = '1'",
+    ));
+    let id = ids.pop().flatten().expect("an id");
+    finish(database.binary(&["message", "expunge", &id, "--yes", "--why", "a test"])).code(0);
+    let forget = ["forget", "--tenant", &gone.to_string(), "--yes"].map(str::to_owned);
+    let forget: Vec<&str> = forget.iter().map(String::as_str).collect();
+    let forgotten = finish(database.binary(&forget)).code(0);
+    assert!(
+        forgotten.stdout.contains("events of feeds"),
+        "{}",
+        forgotten.stdout
+    );
+    assert_eq!(stored(&database, "own"), 0);
+    assert_eq!(
+        database.number("SELECT count(*) FROM {o}_feed WHERE name = 'own'"),
+        0
+    );
+    let read = finish(database.binary(&["feed", "read", "all"])).code(0);
+    let read: Vec<Value> = read
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    assert_eq!(positions(&read), (1..=6).collect::<Vec<_>>());
+    let with_data = read
+        .iter()
+        .filter(|event| event.get("data").is_some())
+        .count();
+    let expunged = read
+        .iter()
+        .filter(|event| event["expunged"] == true)
+        .count();
+    assert_eq!((with_data, expunged), (2, 4), "{read:?}");
+}
+
+/// R65: whoever has locked a feed's row holds up the events of that feed, and no other message.
+#[test]
+fn r65_a_locked_feed_holds_up_only_its_own_events() {
+    let database = Database::new();
+    let receiver = Receiver::ok();
+    let (outbox, conn) = (database.outbox(), &mut database.connect());
+    let endpoints = outbox.endpoints();
+    let hook = Endpoint::new("hook", receiver.url()).topics(["other"]);
+    endpoints.put(conn, &hook).expect("put");
+    make(&database, "held");
+    let free = Endpoint::feed("free").topics(["other"]);
+    endpoints.put(conn, &free).expect("put");
+    let relay = relay(&database).start().expect("a relay");
+    database.enqueue("order.paid", json!({}));
+    eventually("the first is stored", || stored(&database, "held") == 1);
+
+    let mut person = database.connect();
+    let lock = format!(
+        "BEGIN; SELECT FROM {}_feed WHERE name = 'held' FOR UPDATE",
+        database.name()
+    );
+    person.batch_execute(&lock).expect("locked");
+    let began = Instant::now();
+    for n in 0..20 {
+        database.enqueue("order.paid", json!({ "n": n }));
+        database.enqueue("other", json!({ "n": n }));
+    }
+    receiver.wait_for(20);
+    eventually("the free feed has all", || stored(&database, "free") == 20);
+    eventually("they are settled", || {
+        database.number("SELECT count(*) FROM {o} WHERE topic = 'other'") == 0
+    });
+    assert!(
+        began.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(stored(&database, "held"), 1);
+    person.batch_execute("ROLLBACK").expect("unlocked");
+    eventually("the held feed has all", || stored(&database, "held") == 21);
     end(&relay);
 }

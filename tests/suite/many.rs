@@ -545,7 +545,7 @@ fn a_killed_backfill_continues_and_doubles_nothing() {
     );
     let recover = ["endpoint", "recover", "acme", "--since", "2h", "--dry-run"];
     let waiting =
-        "also retrying: 3 messages, due now with `diesel-outbox message retry --destination acme`";
+        "Also retrying: 3 messages, due now with `diesel-outbox message retry --destination acme`";
     let told = run(&db, &recover).code(0).stdout;
     assert!(told.contains(waiting), "{told}");
     let out_of_order =
@@ -693,7 +693,7 @@ fn the_page_asks_with_the_count_before_it_changes_many() {
     let one = "/endpoints?name=acme";
     let asked = send(one, "/endpoint/recover", "name=acme&since=2h&missing=yes");
     assert!(
-        asked.body.contains("Send 2,500 messages to acme again?"),
+        asked.body.contains("Recover 2,500 messages for acme?"),
         "{}",
         asked.body
     );

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use diesel::connection::SimpleConnection;
 use diesel_outbox::NewMessage;
 use diesel_outbox::config::Config;
+use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox::receive::{Headers, Verifier};
 use diesel_outbox_pages::{Language, Pages, PagesError, Portal, Rights, Visitor, portal_routes};
 use http::{Method, StatusCode};
@@ -412,6 +413,20 @@ impl Door {
         all
     }
 
+    fn is_of_feeds(&self) -> bool {
+        self.path.contains("/feed")
+    }
+
+    /// A value that the events of a feed can be asked for with; for all other routes, none.
+    fn of_events(&self, parameter: &str) -> &'static str {
+        match parameter {
+            "after" if self.path.ends_with("/events") => "begin",
+            "limit" if self.path.ends_with("/events") => "10",
+            "wait" if self.path.ends_with("/events") => "0s",
+            _ => "",
+        }
+    }
+
     /// Sends these values, wherever the route takes them.
     fn ask(&self, spy: &Browser<'_>, values: &[(&str, &str)]) -> Seen {
         let mut path = self.path.clone();
@@ -458,6 +473,127 @@ impl Door {
     }
 }
 
+/// R73: from the choice to the events, as the page says it.
+#[test]
+fn a_customer_fetches_events_with_the_command_of_the_page() {
+    let database = Database::new();
+    let portal = portal(&config(&database)).base("/webhooks");
+    let tenant = Uuid::now_v7();
+    let ann = Browser::opening(&portal, &portal.link(tenant, HOUR));
+    let form = ann.get("/endpoints/new").ok();
+    assert!(
+        form.contains("We call you") && form.contains("You fetch"),
+        "{form}"
+    );
+    // A URL that was typed before is no mistake.
+    let fields = [
+        ("kind", "feed"),
+        ("url", "https://acme.example"),
+        ("topic", "order.paid"),
+        ("description", "our CRM"),
+    ];
+    let added = ann.post("/endpoints/add", &fields);
+    assert_eq!(added.status, StatusCode::SEE_OTHER, "{}", added.text);
+    let page = ann.get(&added.location).ok();
+    let name = database
+        .text("SELECT name FROM {o}_endpoint WHERE kind = 'feed'")
+        .expect("a name");
+    let address = format!("https://shop.example/webhooks/api/v1/feeds/{name}/events");
+    for there in [&address, "You fetch", "never", "Make a token", "our CRM"] {
+        assert!(page.contains(there), "{there}: {page}");
+    }
+    for of_sends in ["Signing secret", "Send an example", ">URL<"] {
+        assert!(!page.contains(of_sends), "{of_sends}: {page}");
+    }
+    let edit = [("name", name.as_str())];
+    let edit = ann.get(&format!("/endpoint/edit?{}", encoded(&edit))).ok();
+    assert!(!edit.contains("name=\"url\""), "{edit}");
+    let change = [
+        ("name", name.as_str()),
+        ("topic", "order.paid"),
+        ("description", "CRM"),
+    ];
+    let changed = ann.post("/endpoint/change", &change);
+    assert!(changed.location.ends_with("done=changed"), "{changed:?}");
+
+    let id = {
+        let message = NewMessage::new("order.paid", &json!({ "n": 1 })).expect("JSON");
+        let id = message.message_id().to_string();
+        database.enqueue_message(message.tenant_id(tenant));
+        id
+    };
+    let relay = database.keeping_relay().start().expect("a relay");
+    eventually("the event is stored", || {
+        database.number("SELECT count(*) FROM {o}_feed_event") == 1
+    });
+    end(&relay);
+    assert!(ann.get(&added.location).ok().contains("1 events, "));
+    assert!(ann.get("/deliveries").ok().contains(&id));
+
+    let token = ann.post("/feed/token", &[("name", &name)]).ok();
+    let secret = secret(&token);
+    let command = format!(
+        "curl -H &quot;Authorization: Bearer {secret}&quot; &quot;{address}?after=begin&quot;"
+    );
+    assert!(token.contains(&command), "{token}");
+    assert!(!ann.get(&added.location).ok().contains(&secret));
+    let mut program = Browser::unknown(&portal);
+    program.token.clone_from(&secret);
+    let path = address
+        .strip_prefix("https://shop.example")
+        .expect("a path");
+    let events = program.get(&format!("{path}?after=begin"));
+    assert_eq!(events.json()[0]["id"], json!(id), "{events:?}");
+    // The token opens nothing else.
+    assert_eq!(
+        program.get("/webhooks/api/v1/endpoints").status,
+        StatusCode::UNAUTHORIZED
+    );
+    // A wait ends.
+    let began = Instant::now();
+    assert_eq!(
+        program.get(&format!("{path}?after=end&wait=1s")).json(),
+        json!([])
+    );
+    assert!(began.elapsed() >= Duration::from_secs(1));
+
+    // With the session, for those who may see content; not for another tenant, and not for operators.
+    assert_eq!(ann.get(path).json()[0]["id"], json!(id));
+    for (visitor, status) in [
+        (
+            Visitor::of_tenant(tenant, "bob", Rights::all().with_payloads(false)),
+            403,
+        ),
+        (
+            Visitor::of_tenant(Uuid::now_v7(), "eve", Rights::all()),
+            404,
+        ),
+        (Visitor::known("operator", Rights::all()), 403),
+        (Visitor::unknown([127, 0, 0, 1].into()), 401),
+    ] {
+        let other = Browser {
+            visitor,
+            ..Browser::unknown(&portal)
+        };
+        assert_eq!(other.get(path).status, status);
+    }
+    // Without the right to see secrets, nobody makes a token.
+    let rights = Rights::all().with_secrets(false);
+    let looks = Browser {
+        visitor: Visitor::of_tenant(tenant, "bob", rights),
+        ..Browser::unknown(&portal)
+    };
+    assert!(!looks.get(&added.location).ok().contains("Make a token"));
+    let refused = looks.post("/feed/token", &[("name", &name)]);
+    assert_eq!(refused.status, StatusCode::FORBIDDEN);
+    let acts =
+        "SELECT string_agg(act || ' by ' || who, ', ') FROM {o}_audit WHERE act = 'feed token'";
+    assert_eq!(
+        database.text(acts).as_deref(),
+        Some("feed token by portal link")
+    );
+}
+
 /// R60: over every route of pages and JSON, with each parameter.
 #[test]
 fn a_tenant_sees_guesses_and_touches_nothing_of_another() {
@@ -468,8 +604,16 @@ fn a_tenant_sees_guesses_and_touches_nothing_of_another() {
     let [id, delivered, dead] = [id, delivered, dead].map(|id| id.to_string());
     let sequence = database.number("SELECT sequence FROM {o}_dead WHERE topic = 'acme.event'");
     let sequence = format!("{sequence}.{dead}");
+    let feed_of = |word: &str| format!("{word}-feed");
+    for tenant in [&acme, &globex] {
+        let feed = Endpoint::feed(feed_of(tenant.word)).tenant(tenant.id);
+        let feed = feed.topics([format!("{}.feed", tenant.word)]);
+        let (outbox, conn) = (database.outbox(), &mut database.connect());
+        outbox.endpoints().put(conn, &feed).expect("put");
+    }
     let theirs = [
         &acme.endpoint,
+        &feed_of(acme.word),
         &id,
         &delivered,
         &dead,
@@ -479,7 +623,8 @@ fn a_tenant_sees_guesses_and_touches_nothing_of_another() {
     let of_acme = [acme.word, &id, &delivered, &dead, &secret];
     let [own_dead, own_delivered] = [globex.dead, globex.delivered].map(|id| id.to_string());
     let url = globex.receiver.url();
-    let own = |parameter: &str, is_json: bool| match parameter {
+    let own = |door: &Door, parameter: &str, is_json: bool| match parameter {
+        "name" if door.is_of_feeds() => feed_of(globex.word),
         "name" => globex.endpoint.clone(),
         // The dead letter waits again after its page has sent it.
         "id" if is_json => own_delivered.clone(),
@@ -488,7 +633,7 @@ fn a_tenant_sees_guesses_and_touches_nothing_of_another() {
         "topic" | "topics" => "order.paid".to_owned(),
         "since" => "2000-01-01T00:00".to_owned(),
         "missing" | "sure" | "dry_run" => "yes".to_owned(),
-        _ => String::new(),
+        _ => door.of_events(parameter).to_owned(),
     };
     let before = rows_of(&database, &acme);
     let mut strict = config(&database);
@@ -501,8 +646,7 @@ fn a_tenant_sees_guesses_and_touches_nothing_of_another() {
             let (path, takes) = (&door.path, &door.takes);
             let send = |values: &[(&str, String)]| {
                 // As it was, whatever the last request did to it.
-                let others =
-                    "DELETE FROM {o}_endpoint WHERE name NOT IN ('acme-hook', 'globex-hook')";
+                let others = "DELETE FROM {o}_endpoint WHERE name NOT LIKE 'acme-%' AND name NOT LIKE 'globex-%'";
                 database.execute(others);
                 database.execute("DELETE FROM {o}_audit");
                 globex.put(&database);
@@ -531,7 +675,7 @@ fn a_tenant_sees_guesses_and_touches_nothing_of_another() {
             };
             let all_own: Vec<(&str, String)> = takes
                 .iter()
-                .map(|name| (name.as_str(), own(name, door.is_json)))
+                .map(|name| (name.as_str(), own(&door, name, door.is_json)))
                 .collect();
             let seen = send(&all_own);
             if !config.endpoint_public_only && !path.ends_with("/verify") {
@@ -549,7 +693,9 @@ fn a_tenant_sees_guesses_and_touches_nothing_of_another() {
                     let mut values = all_own.clone();
                     values[n].1 = value.to_owned();
                     let seen = send(&values);
-                    if name == "name" && *value == acme.endpoint {
+                    if name == "name"
+                        && [acme.endpoint.as_str(), &feed_of(acme.word)].contains(&value)
+                    {
                         assert_eq!(seen.status, StatusCode::NOT_FOUND, "{path}: {}", seen.text);
                     }
                 }
@@ -640,7 +786,7 @@ fn of_acme(door: &Door, acme: &Tenant, form_token: &str) -> Vec<(String, String)
         "url" => acme.receiver.url(),
         "since" => "2000-01-01T00:00".to_owned(),
         "missing" | "sure" | "dry_run" => "yes".to_owned(),
-        _ => String::new(),
+        _ => door.of_events(name).to_owned(),
     };
     let mut values: Vec<(String, String)> = door
         .takes

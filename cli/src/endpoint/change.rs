@@ -1,7 +1,7 @@
 //! Acts on one endpoint: each that the library lists is a subcommand.
 
-use anyhow::{Result, bail};
-use clap::{ArgMatches, Args, Command, Error, FromArgMatches, Subcommand};
+use anyhow::Result;
+use clap::Command;
 use diesel::PgConnection;
 use diesel_outbox::config::Config;
 use diesel_outbox::endpoints::Endpoints;
@@ -9,14 +9,17 @@ use diesel_outbox::program::{ENDPOINT_ACTS, EndpointAct, EndpointPreview};
 use serde_json::json;
 
 use super::missing;
-use crate::act::named_act;
-use crate::confirm::confirmed;
+use crate::confirm::ask;
+use crate::listed::{List, Listed};
 use crate::output;
 use crate::signed::Who;
 
+/// The acts that the library lists.
+pub(crate) struct Changes;
+
 /// Options of each act.
 #[derive(Debug, clap::Args)]
-struct Options {
+pub(crate) struct Options {
     /// Name of the endpoint
     name: String,
     /// Only say what the act would do
@@ -40,48 +43,25 @@ struct Options {
     json: bool,
 }
 
-/// An act, with its options.
-#[derive(Debug)]
-pub(crate) struct OfEndpoint {
-    act: &'static EndpointAct,
-    options: Options,
-}
+impl List for Changes {
+    type Act = &'static EndpointAct;
+    type Options = Options;
 
-impl FromArgMatches for OfEndpoint {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        let find = |name: &str| ENDPOINT_ACTS.iter().copied().find(|act| act.name == name);
-        let (act, options) = named_act(matches, find)?;
-        let options = Options::from_arg_matches(options)?;
-        Ok(Self { act, options })
+    fn acts() -> impl Iterator<Item = Self::Act> {
+        ENDPOINT_ACTS.iter().copied()
     }
 
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
+    fn name(act: Self::Act) -> &'static str {
+        act.name
+    }
+
+    fn describe(act: Self::Act, command: Command) -> Command {
+        let command = command.about(act.about).after_help(act.undo);
+        command.mut_arg("yes", |yes| yes.hide(!act.ends))
     }
 }
 
-impl Subcommand for OfEndpoint {
-    fn augment_subcommands(command: Command) -> Command {
-        let one = |act: &&EndpointAct| {
-            // After the options, whose type has words of its own.
-            let command = Options::augment_args(Command::new(act.name));
-            let command = command.about(act.about).after_help(act.undo);
-            command.mut_arg("yes", |yes| yes.hide(!act.ends))
-        };
-        command.subcommands(ENDPOINT_ACTS.iter().map(one))
-    }
-
-    fn augment_subcommands_for_update(command: Command) -> Command {
-        Self::augment_subcommands(command)
-    }
-
-    fn has_subcommand(name: &str) -> bool {
-        ENDPOINT_ACTS.iter().any(|act| act.name == name)
-    }
-}
-
-impl OfEndpoint {
+impl Listed<Changes> {
     /// Says what the act would do, asks if messages end, and performs it.
     pub(super) fn run(
         &self,
@@ -98,20 +78,10 @@ impl OfEndpoint {
             return self.tell(&found);
         }
         if act.ends && !options.yes {
-            let ends = format!(
-                "{} {} {}",
-                found.waiting_in_words(),
-                found.becomes,
-                act.undo
-            );
-            let question = format!("{} {}? {ends}", act.name, output::shown(name));
-            let hint = format!(
-                "endpoint {} asks for confirmation: without a terminal, give --yes",
-                act.name
-            );
-            if !confirmed(&question, &hint)? {
-                bail!("nothing was {}: {ends}", act.done);
-            }
+            let waiting = found.waiting_in_words();
+            let becomes = format!("{waiting} {} {}", found.becomes, act.undo);
+            let question = format!("{} {}", act.name, output::shown(name));
+            ask(&format!("endpoint {}", act.name), &question, &becomes)?;
         }
         let note = options.who.note(&options.why);
         match act.perform(conn, endpoints, name, &note)? {

@@ -10,7 +10,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use crate::bulk::{Pace, TO_CONTINUE, perform};
-use crate::confirm::confirmed;
+use crate::confirm;
 use crate::signed::SignedWithWhy;
 use crate::{output, values};
 
@@ -109,7 +109,7 @@ fn all(
     if !found.is_unknown() {
         ask(options, &rows(&found), config)?;
     }
-    let number = found.cancelled + found.discarded + found.ledger_entries;
+    let number = found.cancelled + found.discarded + found.ledger_entries + found.feed_events;
     let (done, is_stopped) = perform(number, &options.pace, &note, TO_CONTINUE, |bulk| {
         Ok(act(bulk)?)
     })?;
@@ -138,6 +138,7 @@ fn rows(found: &Expunged) -> String {
         output::counted(found.cancelled, "waiting message", "waiting messages"),
         output::dead_letters(found.discarded),
         output::counted(found.ledger_entries, "ledger entry", "ledger entries"),
+        output::counted(found.feed_events, "event of feeds", "events of feeds"),
     ]
     .join(", ")
 }
@@ -153,14 +154,13 @@ fn preview(options: &Expunge, found: &Expunged) -> Result<()> {
 /// Asks before the content of `what` is removed.
 fn ask(options: &Expunge, what: &str, config: &Config) -> Result<()> {
     let question = format!(
-        "remove the content of {what} from the outbox {}? This cannot be undone",
+        "remove the content of {what} from the outbox {}",
         config.table
     );
-    let hint = "message expunge asks for confirmation: without a terminal, give --yes";
-    if !options.yes && !confirmed(&question, hint)? {
-        bail!("nothing was removed");
+    match options.yes {
+        true => Ok(()),
+        false => confirm::ask("message expunge", &question, "It cannot be undone."),
     }
-    Ok(())
 }
 
 fn as_json(done: &Expunged) -> serde_json::Value {
@@ -169,6 +169,7 @@ fn as_json(done: &Expunged) -> serde_json::Value {
         "discarded": done.discarded,
         "ledger_entries": done.ledger_entries,
         "attempts": done.attempts,
+        "feed_events": done.feed_events,
         "left": done.left,
     })
 }
@@ -178,10 +179,11 @@ fn tell(options: &Expunge, done: &Expunged) -> Result<()> {
         return Ok(());
     }
     output::line(format!(
-        "cancelled {}, discarded {}, blanked {} and {}",
+        "cancelled {}, discarded {}, blanked {}, {} and {}",
         output::counted(done.cancelled, "waiting message", "waiting messages"),
         output::dead_letters(done.discarded),
         output::counted(done.ledger_entries, "ledger entry", "ledger entries"),
         output::counted(done.attempts, "attempt", "attempts"),
+        output::counted(done.feed_events, "event of feeds", "events of feeds"),
     ))
 }

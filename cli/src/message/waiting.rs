@@ -1,15 +1,14 @@
 //! Waiting messages: `message list`, `retry`, `cancel`, `reschedule` and `settle`.
 
-use std::time::SystemTime;
-
 use anyhow::Result;
 use diesel::PgConnection;
-use diesel_outbox::admin::{self, Verdict, WaitReason};
+use diesel_outbox::admin::{Note, WaitReason};
 use diesel_outbox::config::Config;
 use diesel_outbox::program::{
-    self, Chosen, KeptIn, MessageKey, MessageRecord, Searched, parse_duration,
+    self, Chosen, KeptIn, MessageAct, MessageKey, MessageRecord, RESCHEDULE, SETTLE, Searched,
+    WrongChoice,
 };
-use diesel_outbox::{Changed, ConfigError, Due, MessageRef, PartState};
+use diesel_outbox::{Changed, MessageRef, PartState};
 use serde_json::json;
 
 use super::with_waits;
@@ -48,6 +47,7 @@ pub(super) struct Which {
 
 /// Options of `message reschedule`.
 #[derive(Debug, clap::Args)]
+#[command(about = RESCHEDULE.about, after_help = format!("{} {}", RESCHEDULE.becomes, RESCHEDULE.undo))]
 #[group(required = true, multiple = false, args = ["now", "in", "at"])]
 pub(crate) struct Reschedule {
     #[command(flatten)]
@@ -67,6 +67,7 @@ pub(crate) struct Reschedule {
 
 /// Options of `message settle`.
 #[derive(Debug, clap::Args)]
+#[command(about = SETTLE.about, after_help = format!("{} {}", SETTLE.becomes, SETTLE.undo))]
 #[group(required = true, multiple = false, args = ["delivered", "never"])]
 pub(crate) struct Settle {
     #[command(flatten)]
@@ -158,14 +159,8 @@ pub(super) fn reschedule(
     config: &Config,
     options: &Reschedule,
 ) -> Result<()> {
-    let due = match (&options.delay, &options.at) {
-        (Some(delay), _) => Due::After(parse_duration("--in", delay)?),
-        (None, Some(at)) => Due::At(time(at)?),
-        (None, None) => Due::Now,
-    };
-    let (which, note) = (options.which.named(), options.signed.note());
-    let changed = admin::reschedule(conn, &config.table, &which, due, &note)?;
-    tell(config, &options.which, &changed, "rescheduled")?;
+    let act = MessageAct::reschedule(options.delay.as_deref(), options.at.as_deref());
+    let changed = change(conn, config, &options.which, act, &options.signed.note())?;
     if options.which.json {
         return Ok(());
     }
@@ -198,27 +193,27 @@ fn still_waits(conn: &mut PgConnection, config: &Config, changed: &Changed) -> R
     Ok(())
 }
 
-fn time(text: &str) -> Result<SystemTime> {
-    let time = humantime::parse_rfc3339_weak(text);
-    time.map_err(|_| {
-        let why = format!("{text:?} is not a time such as 2026-01-31T12:00:00Z");
-        ConfigError::new("--at", why).into()
-    })
-}
-
 pub(super) fn settle(conn: &mut PgConnection, config: &Config, options: &Settle) -> Result<()> {
-    let (verdict, done) = match options.delivered {
-        true => (Verdict::Delivered, "settled as delivered"),
-        false => (Verdict::NotToBeSent, "settled as cancelled"),
+    let verdict = if options.delivered {
+        "delivered"
+    } else {
+        "never"
     };
-    let note = options.signed.note();
-    let which = options.which.named();
-    let changed = admin::settle(conn, &config.table, &which, verdict, &note)?;
-    tell(config, &options.which, &changed, done)
+    let act = MessageAct::settle(verdict, &options.signed.why);
+    change(conn, config, &options.which, act, &options.signed.note())?;
+    Ok(())
 }
 
-/// Prints the result of each part. Fails unless the whole message was changed.
-fn tell(config: &Config, which: &Which, changed: &Changed, done: &str) -> Result<()> {
+/// Changes the message, and prints the result of each part. Fails unless the whole message was changed.
+fn change(
+    conn: &mut PgConnection,
+    config: &Config,
+    which: &Which,
+    act: Result<MessageAct, WrongChoice>,
+    note: &Note,
+) -> Result<Changed> {
+    let act = act.map_err(values::of_option)?;
+    let changed = act.perform(conn, &config.table, &which.named(), note)?;
     if which.json {
         output::json(&json!({
             "answer": changed.answer().as_str(),
@@ -227,8 +222,9 @@ fn tell(config: &Config, which: &Which, changed: &Changed, done: &str) -> Result
         }))?;
     } else {
         for part in &changed.parts {
-            output::line(act::of_part(part, done))?;
+            output::line(act::of_part(part, act.done()))?;
         }
     }
-    act::whole(done, config, &which.which, changed)
+    act::whole(act.done(), config, &which.which, &changed)?;
+    Ok(changed)
 }

@@ -89,6 +89,11 @@ impl Options {
     pub(super) fn commits(&self) -> u32 {
         self.rate.saturating_mul(self.paced_seconds)
     }
+
+    /// When the commit with this number is due, after the first.
+    pub(super) fn due(&self, number: u32) -> Duration {
+        Duration::from_secs(1) * number / self.rate
+    }
 }
 
 pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
@@ -148,7 +153,7 @@ fn commit_at_a_pace(options: &Options, ground: &mut Ground, times: &Times) -> Re
     let progress = ground.progress("committing", u64::from(options.commits()));
     let began = Instant::now();
     for n in 0..options.commits() {
-        let due = began + Duration::from_secs(1) * n / options.rate;
+        let due = began + options.due(n);
         ground.wait(due.saturating_duration_since(Instant::now()))?;
         let message = NewMessage::new(TOPIC, &payload)?;
         let id = message.message_id();

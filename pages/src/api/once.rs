@@ -148,12 +148,16 @@ fn is_unfinished(answer: &str) -> bool {
     serde_json::from_str::<Rest>(answer).is_ok_and(|rest| rest.left > 0 || rest.more)
 }
 
-/// The answer as it is kept. A secret is shown only once.
+/// What an answer shows only once.
+const SECRETS: [&str; 2] = ["secret", "token"];
+
+/// The answer as it is kept.
 fn without_secret(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body).into_owned();
     match serde_json::from_str::<BTreeMap<&str, &RawValue>>(&text) {
-        Ok(mut fields) if fields.contains_key("secret") => {
-            fields.insert("secret", RawValue::NULL);
+        Ok(mut fields) if SECRETS.iter().any(|secret| fields.contains_key(secret)) => {
+            let secrets = fields.iter_mut().filter(|(name, _)| SECRETS.contains(name));
+            secrets.for_each(|(_, value)| *value = RawValue::NULL);
             String::from_utf8_lossy(&super::text(&fields)).into_owned()
         }
         _ => text,

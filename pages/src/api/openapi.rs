@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::once::LONGEST;
 use super::{Problem, Route};
+use crate::feeds;
 
 /// The document of these routes, which are served below this path.
 pub(crate) fn document<S, V>(routes: &[Route<S, V>], title: &str, base: &str) -> Value {
@@ -58,6 +59,7 @@ pub(crate) fn document<S, V>(routes: &[Route<S, V>], title: &str, base: &str) ->
         let operations = paths.entry(route.path).or_insert_with(|| json!({}));
         operations[method] = operation;
     }
+    paths.insert(EVENTS.to_owned(), json!({"get": events(&problem)}));
     let mut schemas = inputs.take_definitions(true);
     schemas.extend(outputs.take_definitions(true));
     json!({
@@ -69,6 +71,54 @@ pub(crate) fn document<S, V>(routes: &[Route<S, V>], title: &str, base: &str) ->
         "components": {
             "schemas": schemas,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    })
+}
+
+/// What is answered beside the routes: the events of a feed are no JSON of ours, and may be waited for.
+const EVENTS: &str = "/feeds/{name}/events";
+
+fn events(problem: &Value) -> Value {
+    let refused = |why: &str| json!({"description": why, "content": {"application/problem+json": {"schema": problem}}});
+    let query = |name: &str, about: &str, schema: Value| json!({"name": name, "in": "query", "description": about, "schema": schema});
+    let limit =
+        json!({"type": "integer", "minimum": 1, "maximum": feeds::MOST, "default": feeds::USUAL});
+    let event = json!({
+        "type": "object",
+        "required": ["specversion", "id", "source", "type", "position"],
+        "properties": {
+            "specversion": {"type": "string"},
+            "id": {"type": "string"},
+            "source": {"type": "string"},
+            "type": {"type": "string"},
+            "position": {"type": "string"},
+            "data": {},
+        },
+    });
+    let text = json!({"type": "string"});
+    json!({
+        "operationId": "read_events",
+        "summary": "Events of a feed, in order. The token may be one of the feed.",
+        "parameters": [
+            {"name": "name", "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}},
+            query("after", "`begin`, `end`, a time (RFC 3339), or the `outbox-feed-next` of the last answer.", json!({"type": "string", "default": "begin"})),
+            query("limit", "The most events.", limit),
+            query("wait", "How long to wait for new events, such as `20s`; at most `60s`.", json!({"type": "string", "default": "0s"})),
+        ],
+        "responses": {
+            "200": {
+                "description": "The events; none: there are no new ones yet.",
+                "headers": {
+                    "outbox-feed-next": {"description": "`after` of the next request.", "schema": text},
+                    "link": {"description": "The next request, `rel=\"next\"`.", "schema": text},
+                },
+                "content": {"application/cloudevents-batch+json": {"schema": {"type": "array", "items": event}}},
+            },
+            "401": refused("The token is no token of this feed."),
+            "409": refused("`feed-changed`: the feed has another event at this cursor, because its database was restored. Go on from a time, and skip known ids."),
+            "410": refused("`position-expired`: the next event is no longer kept."),
+            "429": refused("Too many readers wait."),
+            "default": refused("Refused."),
         },
     })
 }

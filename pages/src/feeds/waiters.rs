@@ -34,7 +34,7 @@ struct Shared {
 struct State {
     waiting: Vec<(Waiting, Wake)>,
     has_thread: bool,
-    is_over: bool,
+    has_ended: bool,
 }
 
 /// Nobody else may wait.
@@ -55,7 +55,7 @@ impl Waiters {
         Self { shared, most }
     }
 
-    /// Calls `wake` once: when the feed has an event behind the position, when the time is over, or when the pages end.
+    /// Calls `wake` once: when the feed has an event behind the position, when the time has passed, or when the pages end.
     pub(crate) fn wait(
         &self,
         waiting: Waiting,
@@ -93,7 +93,7 @@ impl Waiters {
 
 impl Drop for Waiters {
     fn drop(&mut self) {
-        self.shared.lock().is_over = true;
+        self.shared.lock().has_ended = true;
         self.shared.came.notify_one();
     }
 }
@@ -107,11 +107,11 @@ impl Shared {
         let mut interval = INTERVAL;
         loop {
             let mut state = self.lock();
-            if state.waiting.is_empty() && !state.is_over {
+            if state.waiting.is_empty() && !state.has_ended {
                 let waited = self.came.wait_timeout(state, IDLE);
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
-            if state.is_over || state.waiting.is_empty() {
+            if state.has_ended || state.waiting.is_empty() {
                 state.has_thread = false;
                 let waiting = std::mem::take(&mut state.waiting);
                 drop(state);
@@ -120,7 +120,7 @@ impl Shared {
             }
             let waited = self
                 .came
-                .wait_timeout_while(state, interval, |state| !state.is_over);
+                .wait_timeout_while(state, interval, |state| !state.has_ended);
             let state = waited.unwrap_or_else(PoisonError::into_inner).0;
             let mut feeds: Vec<String> = state
                 .waiting

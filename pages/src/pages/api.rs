@@ -3,31 +3,32 @@
 use std::sync::LazyLock;
 use std::time::SystemTime;
 
-use diesel_outbox::admin::{Bulked, DeadDepth, LaneDepth, LetterId, Pause, Verdict};
+use diesel_outbox::admin::{DeadDepth, LaneDepth, LetterId, Pause};
 use diesel_outbox::config::SigningSecret;
 use diesel_outbox::endpoints::{
     Delivery as Delivered, Endpoint as Row, EndpointAnswer, TestAnswer,
 };
 use diesel_outbox::program::{
-    self, ACTS, BlockedKey, Choice, Chosen, ENDPOINT_ACTS, EndpointAct, HistoryEntry, KnownTopic,
-    LeaseRow, LiveTopic, ManyAct, MessageRecord, OperatorAct,
+    self, ACTS, BlockedKey, CANCEL, Choice, Chosen, ENDPOINT_ACTS, EndpointAct, HistoryEntry,
+    KnownTopic, LeaseRow, LiveTopic, ManyAct, MessageAct, MessageRecord, OperatorAct, RESCHEDULE,
+    SENDING_ACTS, SETTLE, SendingAct, SentMessages, WrongChoice,
 };
 use diesel_outbox::{Answer, Changed, MessageRef, Sequence};
 use http::{Method, StatusCode};
 use schemars::JsonSchema;
 use secrecy::ExposeSecret;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::asked::{Asked, Wrong};
-use super::bulk::{Order, since};
 use super::endpoints::change::{self, test as send_test};
-use super::endpoints::edit::{Written, ask, new_secret, write};
-use super::endpoints::{self, search, url};
-use super::messages::change::{Order as MessageOrder, due};
+use super::endpoints::edit::{self, Written, ask, new_secret, write};
+use super::endpoints::{self, feed, search, send, url};
 use super::messages::{self, waiting};
 use super::{Refusal, Visit, acts, audit, dead, keys, ledger, pauses, topics};
+use crate::api::feed::{Feed, Token};
 use crate::api::{
     self, Caller, DONE, Done, Json, Listed, Nothing, Problem, Route, Time, document, millis, route,
     time, view,
@@ -56,7 +57,7 @@ impl api::Call<'_, Site, Guest> {
     }
 }
 
-/// How long older secrets sign beside a new one, if the request does not say.
+/// How long older secrets sign, and older tokens hold, beside a new one, if the request does not say.
 const OVERLAP: &str = "24h";
 
 /// All routes.
@@ -70,15 +71,16 @@ static ROUTES: LazyLock<Vec<Route<Site, Guest>>> = LazyLock::new(|| {
         route!(POST "/endpoints/{name}/verify", Act, "Ask the endpoint whether it wants messages.", verify_endpoint <- Because => Verified, lasts: true),
         route!(POST "/endpoints/{name}/rotate", Act, "Make a new secret.", rotate_secret <- Rotation => Secret),
         route!(POST "/endpoints/{name}/test", Act, "Send a test event now.", test_endpoint <- Because => Tested, lasts: true),
-        route!(POST "/endpoints/{name}/recover", Act, "Send dead letters again, and what was missed.", recover_endpoint <- Recovery => Count, lasts: true),
-        route!(POST "/endpoints/{name}/backfill", Act, "Send a new endpoint what it would have got.", backfill_endpoint <- Backfill => Count, lasts: true),
         route!(GET "/endpoints/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, is_list: true),
         route!(POST "/endpoints/{name}/deliveries/{id}/send-again", Act, "Send a message to the endpoint again.", send_again <- Because => Done),
+        route!(GET "/feeds", Look, "Feeds, by name, and how far they are read.", list_feeds => Listed<Feed>, is_list: true),
+        route!(GET "/feeds/{name}", Look, "How far a feed is read.", get_feed => Feed),
+        route!(POST "/feeds/{name}/token", Secrets, "Make a token for the readers of a feed.", make_token <- Tokens => Token),
         route!(GET "/messages", Look, "Waiting messages, next due first.", list_messages => Listed<Message>, query: waiting::NAMES, is_list: true),
         route!(GET "/messages/{key}", Look, "A message, by id, idempotency key or sequence.", get_message => Known),
-        route!(POST "/messages/{sequence}/cancel", Act, "Cancel a message.", cancel_message <- One => Became),
-        route!(POST "/messages/{sequence}/reschedule", Act, "Make a message due at another time.", reschedule_message <- Reschedule => Became),
-        route!(POST "/messages/{sequence}/settle", Act, "Settle a message by hand.", settle_message <- Settle => Became),
+        route!(POST CANCEL.path, Act, CANCEL.about, cancel_message <- One => Became),
+        route!(POST RESCHEDULE.path, Act, RESCHEDULE.about, reschedule_message <- Reschedule => Became),
+        route!(POST SETTLE.path, Act, SETTLE.about, settle_message <- Settle => Became),
         route!(GET "/ledger", Look, "Settled messages, latest first.", list_ledger => Listed<Entry>, query: ledger::NAMES, is_list: true),
         route!(GET "/dead", Look, "Dead letters, latest first.", list_dead => Listed<DeadLetter>, query: dead::NAMES, is_list: true),
         route!(GET "/dead/{letter}", Look, "A dead letter, by `id`.", get_dead => DeadLetter),
@@ -94,6 +96,7 @@ static ROUTES: LazyLock<Vec<Route<Site, Guest>>> = LazyLock::new(|| {
         route!(GET "/audit", Look, "Acts of operators, latest first.", list_acts => Listed<Acted>, query: &["q"], is_list: true),
     ];
     routes.extend(ENDPOINT_ACTS.iter().map(|act| of_endpoint(act)));
+    routes.extend(SENDING_ACTS.iter().map(|act| sending(act)));
     routes.extend(ACTS.iter().map(|act| many(*act)));
     routes
 });
@@ -107,6 +110,12 @@ pub(crate) fn answer(site: &Site, request: &Request, path: &str) -> Response {
             guest.is_script |= request.is_of_program();
             let form_token = request.header("x-form-token").unwrap_or_default();
             site.access.check_change(request, &guest, form_token)?;
+        }
+        if !guest.rights.meet(route.needs) {
+            return Err(Response::text(
+                StatusCode::FORBIDDEN,
+                "you may not see secrets\n",
+            ));
         }
         Ok(guest)
     };
@@ -173,14 +182,16 @@ view! {
     /// An endpoint.
     Endpoint of (one: &Row, guest: &Guest, refused: Option<String>) {
         name: String = one.name.clone(),
-        /// Without most of the path, if the visitor may not see payloads.
+        /// `webhook` or `feed`.
+        kind: String = one.kind.to_string(),
+        /// Without most of the path, if the visitor may not see payloads. Empty: a feed.
         url: String = url(guest, one),
         topics: Vec<String> = one.topics.clone(),
         tenant: Option<Uuid> = one.tenant_id,
         /// A filter that messages match.
         filter: Option<Json> = one.filter.as_ref().map(|filter| Json::of(&filter.to_string())),
         description: Option<String> = one.description.clone(),
-        /// `disabled`, `unverified`, `paused`, `failing` or `active`.
+        /// `disabled`, `unverified`, `paused`, `failing`, `unread` or `active`.
         state: String = one.state.to_string(),
         /// Whose act the state is: `owner`, `operator`, `relay` or `receiver`.
         state_by: Option<String> = one.state_by.map(|by| by.to_string()),
@@ -193,6 +204,7 @@ view! {
         /// Why no relay uses the destination.
         problem: Option<String> = one.problem.clone(),
         failing: bool = one.failing,
+        /// Of an unread feed: since when nobody has read it.
         failing_since: Option<Time> = one.failing_since.map(Time::from),
         verification: String = one.verification.to_string(),
         verified_at: Option<Time> = one.verified_at.map(Time::from),
@@ -441,17 +453,22 @@ view! {
 }
 
 view! {
-    /// How many messages were changed, or would be.
-    Count of (done: Bulked, is_cut: bool, retrying: Option<u64>) {
-        changed: u64 = done.changed,
+    /// How many messages were sent, or would be.
+    Count of (sent: SentMessages, is_cut: bool, name: &str) {
+        changed: u64 = sent.messages.changed,
         /// Messages that were left, because another was faster or the key is in the outbox again.
-        skipped: u64 = done.skipped,
+        skipped: u64 = sent.messages.skipped,
         /// Messages that cannot be sent, because the ledger has no payload of them.
-        without_payload: u64 = done.without_payload,
+        without_payload: u64 = sent.messages.without_payload,
         /// `true`: there was no time for all. The same request continues.
         more: bool = is_cut,
         /// Other messages that wait for their next attempt at the endpoint, and keep their time. Null: they were not counted.
-        retrying: Option<u64> = retrying,
+        retrying: Option<u64> = sent.retrying,
+        /// What is not sent, and why.
+        leaves: Vec<String> = sent.leaves(name),
+        /// What becomes of the messages.
+        becomes: &'static str = SendingAct::BECOMES,
+        undo: &'static str = SendingAct::UNDO,
     }
 }
 
@@ -515,7 +532,7 @@ struct Known {
 #[derive(Serialize, JsonSchema)]
 struct Became {
     /// `cancelled`, `rescheduled`, `settled_delivered` or `settled_cancelled`.
-    became: &'static str,
+    became: String,
 }
 
 /// A new endpoint.
@@ -523,6 +540,9 @@ struct Became {
 #[serde(deny_unknown_fields)]
 struct Registration {
     name: String,
+    /// `webhook` (messages are posted to its URL) or `feed` (consumers read it); absent: `webhook`.
+    #[serde(default)]
+    kind: String,
     #[serde(default)]
     endpoint: Written,
 }
@@ -571,13 +591,23 @@ struct Rotation {
     why: String,
 }
 
-/// Dead letters of a destination.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Tokens {
+    /// After this time, older tokens end (24h).
+    keep: Option<String>,
+    /// Recorded with the act.
+    #[serde(default)]
+    why: String,
+}
+
+/// What an endpoint did not get.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Recovery {
     /// RFC 3339, or a duration before now such as `24h`.
     since: String,
-    /// Also what the destination missed.
+    /// Also what the endpoint missed.
     #[serde(default)]
     missing: bool,
     /// Only count.
@@ -744,7 +774,8 @@ fn get_endpoint(call: &Call<'_>) -> Found<Endpoint> {
 
 fn register_endpoint(call: &Call<'_>, new: Registration) -> Found<RegisteredEndpoint> {
     let (visit, guest) = (&call.visit(), call.visitor);
-    let secret = write(visit, &new.name, false, new.endpoint)?;
+    let kind = edit::kind(&new.kind).map_err(|refusal| Problem::from(refusal).of_field("kind"))?;
+    let secret = write(visit, &new.name, Some(kind), new.endpoint)?;
     let found = endpoints::get(visit, &new.name)?;
     Ok(RegisteredEndpoint {
         endpoint: Endpoint::of(&found, guest, endpoints::refusal(visit, &new.name)?),
@@ -753,62 +784,66 @@ fn register_endpoint(call: &Call<'_>, new: Registration) -> Found<RegisteredEndp
 }
 
 fn change_endpoint(call: &Call<'_>, written: Written) -> Found<Endpoint> {
-    write(&call.visit(), call.part("name"), true, written)?;
+    write(&call.visit(), call.part("name"), None, written)?;
     get_endpoint(call)
+}
+
+/// The route of an act that the library lists.
+fn listed<I: DeserializeOwned + JsonSchema, T: Serialize + JsonSchema>(
+    id: String,
+    (path, summary): (&'static str, &'static str),
+    act: impl Fn(&Call<'_>, I) -> Found<T> + Send + Sync + 'static,
+) -> Route<Site, Guest> {
+    Route {
+        id: id.into(),
+        method: Method::POST,
+        path,
+        needs: Needs::Act,
+        summary,
+        query: &[],
+        is_list: false,
+        lasts: true,
+        status: StatusCode::OK,
+        input: Some(|generator| generator.subschema_for::<I>()),
+        output: |generator| generator.subschema_for::<T>(),
+        answer: Box::new(move |call| Ok(api::text(&act(call, call.input()?)?))),
+    }
 }
 
 /// The route of an act on an endpoint. A request to delete has no body.
 fn of_endpoint(act: &'static EndpointAct) -> Route<Site, Guest> {
     let (method, path) = act.route;
-    let is_delete = method == "DELETE";
-    Route {
-        id: format!("{}_endpoint", act.name).into(),
-        method: match is_delete {
-            true => Method::DELETE,
-            false => Method::POST,
+    let (id, about) = (format!("{}_endpoint", act.name), (path, act.about));
+    match method {
+        "DELETE" => Route {
+            method: Method::DELETE,
+            query: &["why", "dry_run"],
+            lasts: false,
+            input: None,
+            ..listed(id, about, move |call, _: Nothing| {
+                let why = call.asked("why").unwrap_or_default();
+                act_on_endpoint(call, act, why, call.flag("dry_run")?)
+            })
         },
-        path,
-        needs: Needs::Act,
-        summary: act.about,
-        query: match is_delete {
-            true => &["why", "dry_run"],
-            false => &[],
+        _ => Route {
+            lasts: false,
+            ..listed(id, about, move |call, given: OfEndpoint| {
+                act_on_endpoint(call, act, &given.why, given.dry_run)
+            })
         },
-        is_list: false,
-        lasts: false,
-        status: StatusCode::OK,
-        input: (!is_delete).then_some(|generator: &mut schemars::SchemaGenerator| {
-            generator.subschema_for::<OfEndpoint>()
-        }),
-        output: |generator| generator.subschema_for::<EndpointDone>(),
-        answer: Box::new(move |call| {
-            let given = match is_delete {
-                true => asked_of_endpoint(call)?,
-                false => call.input::<OfEndpoint>()?,
-            };
-            let answer = act_on_endpoint(call, act, &given)?;
-            Ok(api::text(&answer))
-        }),
     }
-}
-
-fn asked_of_endpoint(call: &Call<'_>) -> Found<OfEndpoint> {
-    call.input::<Nothing>()?;
-    Ok(OfEndpoint {
-        why: call.asked("why").unwrap_or_default().to_owned(),
-        dry_run: call.flag("dry_run")?,
-    })
 }
 
 fn act_on_endpoint(
     call: &Call<'_>,
     act: &'static EndpointAct,
-    given: &OfEndpoint,
+    why: &str,
+    dry_run: bool,
 ) -> Found<EndpointDone> {
     let (visit, name) = (&call.visit(), call.part("name"));
     let found = change::preview(visit, act, name)?.ok_or_else(Problem::missing)?;
-    let done = !given.dry_run;
-    if done && !change::perform(visit, act, name, &given.why)? {
+    let done = !dry_run;
+    if done && !change::perform(visit, act, name, why)? {
         return Err(Problem::missing());
     }
     Ok(EndpointDone {
@@ -849,28 +884,40 @@ fn test_endpoint(call: &Call<'_>, given: Because) -> Found<Tested> {
     Ok(Tested::of(&answer, call.visitor))
 }
 
-fn counted(call: &Call<'_>, order: &Order<'_>, why: &str, dry_run: bool) -> Found<Count> {
-    // Before anything is done: an error is no answer to what was done.
-    let retrying = order.retrying(&call.visit())?;
-    let done = order.run(&call.visit(), why, dry_run)?;
-    let (done, is_cut) = done.ok_or_else(Problem::missing)?;
-    Ok(Count::of(done, is_cut, retrying))
+/// The route of an act that sends an endpoint many messages.
+fn sending(act: &'static SendingAct) -> Route<Site, Guest> {
+    let (id, about) = (format!("{}_endpoint", act.name), (act.path, act.about));
+    match act.missing {
+        Some(_) => listed(id, about, move |call, given| send_many(call, act, &given)),
+        None => listed(id, about, move |call, given: Backfill| {
+            let Backfill {
+                since,
+                dry_run,
+                why,
+            } = given;
+            let missing = false;
+            send_many(
+                call,
+                act,
+                &Recovery {
+                    since,
+                    missing,
+                    dry_run,
+                    why,
+                },
+            )
+        }),
+    }
 }
 
-fn recover_endpoint(call: &Call<'_>, given: Recovery) -> Found<Count> {
-    let order = Order::recover(call.part("name"), &given.since, given.missing);
-    counted(
-        call,
-        &order.map_err(Refusal::Wrong)?,
-        &given.why,
-        given.dry_run,
-    )
-}
-
-fn backfill_endpoint(call: &Call<'_>, given: Backfill) -> Found<Count> {
-    let begin = since(&given.since).map_err(Refusal::Wrong)?;
-    let order = Order::Backfill(call.part("name"), begin);
-    counted(call, &order, &given.why, given.dry_run)
+fn send_many(call: &Call<'_>, act: &'static SendingAct, given: &Recovery) -> Found<Count> {
+    let (visit, name) = (&call.visit(), call.part("name"));
+    let sending = act.read(&given.since, given.missing);
+    let sending = sending.map_err(|wrong| Refusal::Wrong(wrong.into()))?;
+    let how = (given.why.as_str(), given.dry_run);
+    let sent = send::perform(visit, act, name, sending, how)?;
+    let (sent, is_cut) = sent.ok_or_else(Problem::missing)?;
+    Ok(Count::of(sent, is_cut, name))
 }
 
 fn list_deliveries(call: &Call<'_>) -> Found<Listed<Delivery>> {
@@ -883,6 +930,23 @@ fn list_deliveries(call: &Call<'_>) -> Found<Listed<Delivery>> {
         is_complete: found.is_complete,
         ..Listed::new(&found.rows, Delivery::of, next)
     })
+}
+
+fn list_feeds(call: &Call<'_>) -> Found<Listed<Feed>> {
+    let after: Option<String> = call.cursor()?;
+    let (found, next) = feed::list(&call.visit(), after.as_deref(), call.limit()?)?;
+    Ok(Listed::new(&found, Feed::of, next))
+}
+
+fn get_feed(call: &Call<'_>) -> Found<Feed> {
+    let found = feed::get(&call.visit(), call.part("name"))?;
+    Ok(Feed::of(&found))
+}
+
+fn make_token(call: &Call<'_>, given: Tokens) -> Found<Token> {
+    let keep = given.keep.as_deref().unwrap_or(OVERLAP);
+    let made = feed::new_token(&call.visit(), call.part("name"), keep, &given.why)?;
+    Ok(made.ok_or_else(Problem::missing)?.into())
 }
 
 fn list_messages(call: &Call<'_>) -> Found<Listed<Message>> {
@@ -927,17 +991,18 @@ fn get_message(call: &Call<'_>) -> Found<Known> {
 
 fn change_message(
     call: &Call<'_>,
-    order: &MessageOrder,
+    act: Result<MessageAct, WrongChoice>,
     (destination, message_id): (&str, Option<Uuid>),
     why: &str,
 ) -> Found<Became> {
+    let act = act.map_err(|wrong| Refusal::Wrong(wrong.into()))?;
     let sequence = call.parsed("sequence")?;
     let mut which = MessageRef::from(Sequence(sequence)).at(destination);
     if let Some(id) = message_id {
         which = program::with_id(which, id);
     }
-    let answer = order.carry_out(&call.visit(), &which, sequence, why)?;
-    let became = order.became(answer);
+    let answer = messages::change::perform(&call.visit(), act, &which, sequence, why)?;
+    let became = act.became(answer);
     match answer {
         Answer::Done => Ok(Became { became }),
         Answer::Unknown | Answer::Ambiguous => Err(Problem::missing()),
@@ -947,25 +1012,23 @@ fn change_message(
 
 fn cancel_message(call: &Call<'_>, given: One) -> Found<Became> {
     let which = (given.destination.as_str(), given.message_id);
-    change_message(call, &MessageOrder::Cancel, which, &given.why)
+    change_message(call, Ok(MessageAct::Cancel), which, &given.why)
 }
 
 fn reschedule_message(call: &Call<'_>, given: Reschedule) -> Found<Became> {
-    let due = due(given.r#in.as_deref()).map_err(|why| Problem::invalid(why).of_field("in"))?;
     let which = (given.destination.as_str(), given.message_id);
-    change_message(call, &MessageOrder::Reschedule(due), which, &given.why)
+    let act = MessageAct::reschedule(given.r#in.as_deref(), None);
+    change_message(call, act, which, &given.why)
 }
 
 fn settle_message(call: &Call<'_>, given: Settle) -> Found<Became> {
+    let which = (given.destination.as_str(), given.message_id);
     let verdict = match given.verdict {
-        Outcome::Delivered => Verdict::Delivered,
-        Outcome::Never => Verdict::NotToBeSent,
+        Outcome::Delivered => "delivered",
+        Outcome::Never => "never",
     };
     let why = given.why.trim();
-    let order = MessageOrder::settle(verdict, why);
-    let order = order.map_err(|error| Problem::invalid(error).of_field("why"))?;
-    let which = (given.destination.as_str(), given.message_id);
-    change_message(call, &order, which, why)
+    change_message(call, MessageAct::settle(verdict, why), which, why)
 }
 
 fn list_ledger(call: &Call<'_>) -> Found<Listed<Entry>> {
@@ -997,21 +1060,10 @@ fn get_dead(call: &Call<'_>) -> Found<DeadLetter> {
 fn many(act: &'static dyn ManyAct) -> Route<Site, Guest> {
     let words = act.words();
     let list = words.path.split('/').nth(1).unwrap_or_default();
+    let (id, about) = (format!("{}_{list}", words.name), (words.path, words.about));
     Route {
-        id: format!("{}_{list}", words.name).into(),
-        method: Method::POST,
-        path: words.path,
-        needs: Needs::Act,
-        summary: words.about,
         query: Chosen::NAMES,
-        is_list: false,
-        lasts: true,
-        status: StatusCode::OK,
-        input: Some(|generator| generator.subschema_for::<Many>()),
-        output: |generator| generator.subschema_for::<ManyDone>(),
-        answer: Box::new(move |call| {
-            Ok(api::text(&act_on_many(call, act, call.input::<Many>()?)?))
-        }),
+        ..listed(id, about, move |call, given| act_on_many(call, act, given))
     }
 }
 

@@ -2,6 +2,8 @@
 
 pub(super) mod change;
 pub(super) mod edit;
+pub(super) mod feed;
+pub(super) mod send;
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -12,10 +14,11 @@ use diesel_outbox::endpoints::{
     Deliveries, Delivery, DeliveryCount, DeliveryFilter, Endpoint, EndpointError, EndpointFilter,
     EndpointState, Endpoints,
 };
-use diesel_outbox::program::{self, PolicyOption, while_disabled};
+use diesel_outbox::program::{self, FeedState, PolicyOption, SENDING_ACTS, while_disabled};
 use diesel_outbox::{Outbox, OutboxName};
 use maud::{Markup, html};
 
+use super::acts::capital;
 use super::asked::{Asked, Wrong};
 use super::layout::{act, hidden, list, token};
 use super::messages::{QUICK, outcome};
@@ -104,7 +107,7 @@ fn filter(asked: Asked<'_>, after: Option<&str>) -> Result<EndpointFilter, Wrong
     let state = asked.read("state", |word| match word.parse() {
         Ok(state) => Ok(Some(state)),
         Err(_) => Err(format!(
-            "{word:?} is not a state: expected active, failing, paused, unverified or disabled"
+            "{word:?} is not a state: expected active, unread, failing, paused, unverified or disabled"
         )),
     })?;
     Ok(EndpointFilter::default()
@@ -153,7 +156,7 @@ fn all(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let fields = html! {
         label.field.wide { "Part of the name, URL or description" input name="q" value=(asked.get("q")); }
         (asked.field("Tenant", "tenant"))
-        (asked.choice("State", "state", ["active", "failing", "paused", "unverified", "disabled"]))
+        (asked.choice("State", "state", ["active", "unread", "failing", "paused", "unverified", "disabled"]))
     };
     let content = html! {
         div.title {
@@ -164,14 +167,15 @@ fn all(visit: &Visit<'_>) -> Result<Response, Refusal> {
         (list(
             ("rows", "Sorted by name"),
             after.map(|_| asked.link("/endpoints", &[])),
-            &rows(visit, &found),
+            &rows(visit, &found)?,
             next.map(|last| ("Next", asked.link("/endpoints", &[("after", &last)]))),
         ))
     };
     Ok(visit.page("Endpoints").answer(&content))
 }
 
-pub(super) fn rows(visit: &Visit<'_>, found: &[Endpoint]) -> Markup {
+pub(super) fn rows(visit: &Visit<'_>, found: &[Endpoint]) -> Result<Markup, Refusal> {
+    let feeds = feed::of(visit, found)?;
     let columns = [
         Column("Name, URL and description", Kind::Text),
         Column("Topics", Kind::Plain),
@@ -183,7 +187,14 @@ pub(super) fn rows(visit: &Visit<'_>, found: &[Endpoint]) -> Markup {
             vec![
                 html! {
                     a.key href=(page_of(&one.name)) { (words::name(&one.name)) }
-                    div.quiet.key { (words::shortened(&url(visit.guest, one), 80)) }
+                    @if feed::is_feed(one) {
+                        div.quiet {
+                            "Feed"
+                            @if let Some(state) = feeds.get(&one.name) { ": " (feed::lag(state)) "; last read " (feed::last_read(state)) }
+                        }
+                    } @else {
+                        div.quiet.key { (words::shortened(&url(visit.guest, one), 80)) }
+                    }
                     @if let Some(description) = &one.description {
                         div.quiet { (words::shortened(description, 80)) }
                     }
@@ -193,11 +204,19 @@ pub(super) fn rows(visit: &Visit<'_>, found: &[Endpoint]) -> Markup {
             ]
         })
         .collect();
-    table_or("No endpoint matches.", "Endpoints", &columns, &rows)
+    Ok(table_or(
+        "No endpoint matches.",
+        "Endpoints",
+        &columns,
+        &rows,
+    ))
 }
 
-/// The URL, without most of its path if payloads are masked.
+/// The URL, without most of its path if payloads are masked. Empty: a feed.
 pub(super) fn url(guest: &Guest, one: &Endpoint) -> String {
+    if feed::is_feed(one) {
+        return String::new();
+    }
     match guest.rights.payloads {
         true => text::without_user(&one.url),
         false => text::without_secrets(&one.url),
@@ -223,7 +242,7 @@ fn state(site: &Site, one: &Endpoint) -> Markup {
             @if one.state_by.is_some() { ":" } " " (words::shortened(&in_words(reason), 200))
         }
         @if let Some(since) = one.failing_since.filter(|_| one.enabled) {
-            div.quiet { "No success since " (moment(since)) }
+            div.quiet { (if feed::is_feed(one) { "Not read since " } else { "No success since " }) (moment(since)) }
         }
         @if let Some(problem) = &one.problem { span.error { (words::shortened(problem, 200)) } }
         " " (held(why.as_deref()))
@@ -269,6 +288,7 @@ fn one(visit: &Visit<'_>, name: &str) -> Result<Response, Refusal> {
     let windows = if after.is_none() { WINDOWS } else { 0 };
     let began = Instant::now();
     let (found, deliveries, counts) = deliveries(visit, name, after, PAGE, windows)?;
+    let feed = feed::of(visit, std::slice::from_ref(&found))?.remove(name);
     // Do not repeat a slow search.
     let is_live = after.is_none() && began.elapsed() < QUICK;
     let content = html! {
@@ -282,7 +302,7 @@ fn one(visit: &Visit<'_>, name: &str) -> Result<Response, Refusal> {
                 ". Its messages wait, unless another relay has settings that allow it."
             }
         }
-        (facts(visit, &found))
+        (facts(visit, &found, feed.as_ref()))
         @if after.is_none() { (curves(&counts)) }
         @if visit.guest.rights.act { (actions(visit, &found)) }
         (deliveries_of(visit.guest, name, &deliveries, after.is_some()))
@@ -318,7 +338,7 @@ fn curves(counts: &[Option<DeliveryCount>]) -> Markup {
     }
 }
 
-fn facts(visit: &Visit<'_>, one: &Endpoint) -> Markup {
+fn facts(visit: &Visit<'_>, one: &Endpoint, feed: Option<&FeedState>) -> Markup {
     let headers: Vec<&str> = one.headers.iter().map(|(name, _)| name.as_str()).collect();
     html! {
         section.panel aria-labelledby="facts" {
@@ -332,14 +352,16 @@ fn facts(visit: &Visit<'_>, one: &Endpoint) -> Markup {
                     dd {
                         (state(visit.site, one))
                     }
-                    dt { "URL" } dd { span.key { (url(visit.guest, one)) } }
+                    dt { "Kind" } dd { (one.kind) }
+                    @if !feed::is_feed(one) { dt { "URL" } dd { span.key { (url(visit.guest, one)) } } }
+                    @if let Some(feed) = feed { (feed::facts(feed)) }
                     @if let Some(text) = &one.description { dt { "Description" } dd { (text) } }
                     dt { "Topics" } dd { (one.topics.join(", ")) }
                     @if let Some(tenant) = one.tenant_id { dt { "Tenant" } dd { (words::tenant(tenant)) } }
                     @if let Some(filter) = &one.filter { dt { "Filter" } dd { code { (filter) } } }
                     @for option in PolicyOption::of_endpoints() {
                         @if let Some(text) = option.text(&one.policy) {
-                            dt title=(option.help) { (heading(option)) } dd { (text) }
+                            dt title=(option.help) { (capital(&option.name.replace('_', " "))) } dd { (text) }
                         }
                     }
                     @if one.verification != Verification::None {
@@ -348,7 +370,7 @@ fn facts(visit: &Visit<'_>, one: &Endpoint) -> Markup {
                     @if let Some(rate) = one.allowed_rate { dt { "Allowed rate" } dd { (rate) } }
                     @if !headers.is_empty() { dt { "Headers" } dd { (headers.join(", ")) } }
                     @if let Some(auth) = &one.auth { dt { "Authentication" } dd { (auth) } }
-                    @for (name, time) in [("Registered", one.created_at), ("Changed", one.updated_at), ("Verified", one.verified_at), ("Failing since", one.failing_since), ("Older secrets sign until", one.old_secrets_until.filter(|until| *until > SystemTime::now()))] {
+                    @for (name, time) in [("Registered", one.created_at), ("Changed", one.updated_at), ("Verified", one.verified_at), (if feed::is_feed(one) { "Unread since" } else { "Failing since" }, one.failing_since), ("Older secrets sign until", one.old_secrets_until.filter(|until| *until > SystemTime::now()))] {
                         @if let Some(time) = time {
                             dt { (name) } dd { (words::moment(&humantime::format_rfc3339_seconds(time).to_string())) }
                         }
@@ -377,15 +399,6 @@ fn first_aid(guest: &Guest, one: &Endpoint) -> Markup {
     }
 }
 
-/// `Max attempts` for `max_attempts`.
-fn heading(option: &PolicyOption) -> String {
-    let mut heading = option.name.replace('_', " ");
-    if let Some(first) = heading.get_mut(..1) {
-        first.make_ascii_uppercase();
-    }
-    heading
-}
-
 /// All other acts, each kind in a panel of its own.
 fn actions(visit: &Visit<'_>, one: &Endpoint) -> Markup {
     let guest = visit.guest;
@@ -394,28 +407,22 @@ fn actions(visit: &Visit<'_>, one: &Endpoint) -> Markup {
     let panel = |heading: &str, content: &Markup| {
         html! { section.panel { div.head { h2 { (heading) } } div.body { (content) } } }
     };
-    let since = html! {
-        label.field { "Since" input name="since" value="24h" required; }
-        label.field { "Why" input name="why" maxlength="400"; }
-    };
     html! {
         div.acts {
-            (panel("Test", &form("/endpoint/test", &html! {
+            @if !feed::is_feed(one) { (panel("Test", &form("/endpoint/test", &html! {
                 button.second { "Send a test event" }
                 span.quiet { code { "outbox.test" } ", sent at once, even to a disabled endpoint." }
-            })))
+            }))) }
             (panel("Failed and missed messages", &html! {
-                (form("/endpoint/recover", &html! {
-                    (since)
-                    label { input type="checkbox" name="missing" value="yes"; " also what it missed" }
-                    button.second { "Recover…" }
-                    span.quiet { "Dead letters since this time are sent again, oldest first." }
-                }))
-                (form("/endpoint/backfill", &html! {
-                    (since)
-                    button.second { "Backfill…" }
-                    span.quiet { "For a new endpoint: what it would have got since this time." }
-                }))
+                @for act in SENDING_ACTS {
+                    (form(&format!("/endpoint/{}", act.name), &html! {
+                        label.field { "Since" input name="since" value="24h" required; }
+                        label.field { "Why" input name="why" maxlength="400"; }
+                        @if let Some(missing) = act.missing { label { input type="checkbox" name="missing" value="yes"; " " (missing) } }
+                        button.second { (capital(act.name)) "…" }
+                        span.quiet { (act.about) "." }
+                    }))
+                }
             }))
             (panel("Pause or disable", &html! {
                 @if one.state != EndpointState::Paused {
@@ -434,10 +441,17 @@ fn actions(visit: &Visit<'_>, one: &Endpoint) -> Markup {
                     }))
                 }
             }))
-            (panel("Signing secret", &form("/endpoint/rotate", &html! {
-                label.field { "Older secrets also sign for" input name="keep" value="24h" required; }
-                button.second { "New secret" }
-            })))
+            @if !feed::is_feed(one) {
+                (panel("Signing secret", &form("/endpoint/rotate", &html! {
+                    label.field { "Older secrets also sign for" input name="keep" value="24h" required; }
+                    button.second { "New secret" }
+                })))
+            } @else if guest.rights.secrets {
+                (panel("Token", &form("/feed/token", &html! {
+                    label.field { "Older tokens end after" input name="keep" value="24h" required; }
+                    button.second { "Make a token" }
+                })))
+            }
             (panel("Remove", &form("/endpoint/remove", &html! { button.danger { "Remove…" } })))
         }
     }

@@ -276,6 +276,7 @@ fn notice(query: &Form, config: &Config) -> Option<String> {
         ("nothing", _) => "No dead letters were selected.".to_owned(),
         ("enabled", _) => "Enabled. Relays notice within a second.".to_owned(),
         ("disabled", _) => format!("Disabled. {}", while_disabled(config)),
+        ("registered", _) => "Registered. Relays notice within a second.".to_owned(),
         ("changed", _) => "Changed. Relays notice within a second.".to_owned(),
         ("removed", _) => {
             "Removed. Messages that waited for the endpoint are not sent, and end in the ledger."

@@ -1,7 +1,5 @@
 //! Pausing and resuming destinations and topics.
 
-use std::time::Duration;
-
 use diesel_outbox::admin::{Note, Pausable};
 use diesel_outbox::program::{self, PauseAnswer, Pausing};
 
@@ -48,9 +46,8 @@ impl Which {
         time: Option<&str>,
         is_forced: bool,
     ) -> Result<PauseAnswer, Refusal> {
-        let lasts = duration(time).map_err(Refusal::Invalid)?;
         let reason = Some(reason.trim()).filter(|reason| !reason.is_empty());
-        let pausing = Pausing::new(self.kind, &self.name, reason, lasts, is_forced);
+        let pausing = Pausing::new(self.kind, &self.name, reason, time, is_forced);
         let pausing = pausing.map_err(|wrong| Refusal::Wrong(wrong.into()))?;
         let configured = program::all_destinations(&visit.site.config);
         let answer = visit.run(&visit.site.changes, |conn, outbox| {
@@ -59,9 +56,7 @@ impl Which {
         })?;
         let answer = answer.map_err(Refusal::Invalid)?;
         if answer.has_changed {
-            let time = lasts.map_or("until resumed".to_owned(), |time| {
-                humantime::format_duration(time).to_string()
-            });
+            let time = time.unwrap_or("until resumed").to_owned();
             let (kind, name) = (self.kind.as_str(), self.name.clone());
             let reason = answer.pause.reason.clone();
             visit.log(move |who, peer| log::info!(target: AUDIT, event = "admin_pause", who = who, peer:% = peer, kind = kind, name = name, reason = reason, how_long = time; "{who:?} paused the {kind} {name:?}"));
@@ -85,7 +80,8 @@ impl Which {
 pub(super) fn pause(visit: &Visit<'_>) -> Result<Response, Refusal> {
     let which = Which::of(visit.form).map_err(Refusal::Invalid)?;
     // The form stands beside a destination or topic that the page knows.
-    let answer = which.pause(visit, visit.get("reason"), visit.form.get("for"), true)?;
+    let time = Some(visit.get("for")).filter(|time| !time.trim().is_empty());
+    let answer = which.pause(visit, visit.get("reason"), time, true)?;
     Ok(Response::see_other(match answer.has_changed {
         true => "/?done=paused",
         false => "/?done=paused_longer",
@@ -98,17 +94,4 @@ pub(super) fn resume(visit: &Visit<'_>) -> Result<Response, Refusal> {
     Ok(Response::see_other(&format!(
         "/?done=resumed&count={count}"
     )))
-}
-
-/// `None`: until resumed.
-fn duration(text: Option<&str>) -> Result<Option<Duration>, String> {
-    let Some(text) = text.map(str::trim).filter(|text| !text.is_empty()) else {
-        return Ok(None);
-    };
-    match humantime::parse_duration(text) {
-        Ok(time) => Ok(Some(time)),
-        Err(error) => Err(format!(
-            "{text:?} is not a duration such as 10min or 2h: {error}"
-        )),
-    }
 }

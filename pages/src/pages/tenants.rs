@@ -31,7 +31,7 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
             h1 { "Tenant" }
             p.key { (id) }
         }
-        (panel("Endpoints", "/endpoints", id, destinations.is_empty(), &endpoints::rows(visit, &destinations)))
+        (panel("Endpoints", "/endpoints", id, destinations.is_empty(), &endpoints::rows(visit, &destinations)?))
         (panel("Dead letters, latest first", "/dead", id, letters.is_empty(), &dead::rows(visit, &letters, false)?))
         (panel("Waiting messages, next due first", "/messages", id, waiting.rows.is_empty(), &waiting::rows(visit, &waiting.rows, &waits)?))
         @if !waiting.is_complete { p.none { "The search of waiting messages stopped after 2 s." } }

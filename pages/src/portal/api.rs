@@ -8,7 +8,7 @@ use diesel_outbox::endpoints::{
     Delivery as Delivered, DeliveryCount, DeliveryDetails, Endpoint as Row, EndpointAnswer,
     EndpointError, FailedAttempt, TestAnswer,
 };
-use diesel_outbox::program::{Cost, REMOVE};
+use diesel_outbox::program::{DISABLE, ENABLE, REMOVE};
 use http::StatusCode;
 use schemars::JsonSchema;
 use secrecy::ExposeSecret;
@@ -18,12 +18,13 @@ use uuid::Uuid;
 use super::deliveries::{find, search, send_again as resend};
 use super::endpoints::{
     self, Written, ask, hold, new_secret, page, register, release, send_example, send_missed,
-    send_waiting, set_enabled, write,
+    send_waiting, write,
 };
 use super::own::{Many, Own};
 use super::session::{Session, Unopened};
 use super::words::Words;
-use super::{Language, Portal, Refusal, Topic, deliveries, time as parse_time};
+use super::{Language, Portal, Refusal, Topic, deliveries, feeds};
+use crate::api::feed::{Feed, Token};
 use crate::api::{
     self, Caller, DONE, Done, Json, Listed, Nothing, Problem, Route, Time, document, millis, route,
     time, view,
@@ -59,24 +60,17 @@ pub(super) static ROUTES: LazyLock<Vec<Route<Portal, Session>>> = LazyLock::new(
         route!(GET "/endpoints/{name}/deliveries", Look, "Deliveries, latest first.", list_deliveries => Listed<Delivery>, query: &["topic", "state", "since", "until"], is_list: true),
         route!(GET "/endpoints/{name}/deliveries/{id}", Look, "A delivery, by message id.", get_delivery => Details),
         route!(POST "/endpoints/{name}/deliveries/{id}/send-again", Act, "Send an event again.", send_again <- Nothing => Done),
+        route!(GET "/feeds/{name}", Look, "How far a feed is read.", get_feed => Feed),
+        route!(POST "/feeds/{name}/token", Secrets, "Make a token for the readers of a feed. Older ones end after 24 hours.", make_token <- Nothing => Token),
     ]
 });
 
 /// The answer to a request for JSON.
 pub(super) fn answer(portal: &Portal, request: &Request, path: &str) -> Response {
-    let refuse = |status, why: &str| Response::from(Problem::new(status, why));
     let admit = |route: &Route<Portal, Session>| {
-        let session = portal.session(request).map_err(|why| match why {
-            Unopened::Missing if request.visitor.identity.is_some() => {
-                refuse(StatusCode::FORBIDDEN, "the portal is for customers")
-            }
-            Unopened::Missing => refuse(
-                StatusCode::UNAUTHORIZED,
-                "this request needs a token: send Authorization: Bearer …",
-            ),
-            Unopened::Expired => refuse(StatusCode::UNAUTHORIZED, "the token has expired"),
-            Unopened::Invalid => refuse(StatusCode::UNAUTHORIZED, "the token is not valid"),
-        })?;
+        let session = portal
+            .session(request)
+            .map_err(|why| unopened(request, why))?;
         if !session.rights.meet(route.needs) {
             return Err(Problem::from(Refusal::NotAllowed).into());
         }
@@ -94,6 +88,22 @@ pub(super) fn answer(portal: &Portal, request: &Request, path: &str) -> Response
             rights: session.rights,
         }
     })
+}
+
+/// The refusal of a visitor who is not let in.
+pub(super) fn unopened(request: &Request, why: Unopened) -> Response {
+    let (status, why) = match why {
+        Unopened::Missing if request.visitor.identity.is_some() => {
+            (StatusCode::FORBIDDEN, "the portal is for customers")
+        }
+        Unopened::Missing => (
+            StatusCode::UNAUTHORIZED,
+            "this request needs a token: send Authorization: Bearer …",
+        ),
+        Unopened::Expired => (StatusCode::UNAUTHORIZED, "the token has expired"),
+        Unopened::Invalid => (StatusCode::UNAUTHORIZED, "the token is not valid"),
+    };
+    Problem::new(status, why).into()
 }
 
 impl From<Refusal> for Problem {
@@ -132,12 +142,15 @@ view! {
     /// An endpoint.
     Endpoint of (one: &Row) {
         name: String = one.name.clone(),
+        /// `webhook`: events are sent to its URL; `feed`: they are fetched.
+        kind: String = one.kind.to_string(),
+        /// Empty: a feed.
         url: String = without_user(&one.url),
         description: Option<String> = one.description.clone(),
         topics: Vec<String> = one.topics.clone(),
         /// A filter that events match; null: all events.
         filter: Option<Json> = one.filter.as_ref().map(|filter| Json::of(&filter.to_string())),
-        /// `disabled`, `unverified`, `paused`, `failing` or `active`.
+        /// `disabled`, `unverified`, `paused`, `failing`, `unread` or `active`.
         state: String = one.state.to_string(),
         /// Whose act the state is: `owner`, `operator`, `relay` or `receiver`.
         state_by: Option<String> = one.state_by.map(|by| by.to_string()),
@@ -147,6 +160,7 @@ view! {
         state_reason: Option<String> = endpoints::reason(one),
         /// What to do about the state; empty: nothing.
         hint: &'static str = endpoints::hint(one, words()),
+        /// Of an unread feed: since when nobody has read it.
         failing_since: Option<Time> = one.failing_since.map(Time::from),
         verification_error: Option<String> = one.public_verification_error(),
         old_secret_until: Option<Time> = one.old_secrets_until.filter(|until| *until > SystemTime::now()).map(Time::from),
@@ -337,7 +351,7 @@ fn remove_endpoint(call: &Call<'_>, _: Nothing) -> Found<Removed> {
     let waiting = match dry_run {
         true => own.preview(&REMOVE, name)?.waiting,
         false => {
-            own.change_state(&REMOVE, name, Cost::Change)?;
+            own.change_state(&REMOVE, name)?;
             None
         }
     };
@@ -348,12 +362,12 @@ fn remove_endpoint(call: &Call<'_>, _: Nothing) -> Found<Removed> {
 }
 
 fn enable_endpoint(call: &Call<'_>, _: Nothing) -> Found<Done> {
-    set_enabled(own(call), call.part("name"), true)?;
+    own(call).change_state(&ENABLE, call.part("name"))?;
     Ok(DONE)
 }
 
 fn disable_endpoint(call: &Call<'_>, _: Nothing) -> Found<Done> {
-    set_enabled(own(call), call.part("name"), false)?;
+    own(call).change_state(&DISABLE, call.part("name"))?;
     Ok(DONE)
 }
 
@@ -391,13 +405,12 @@ fn test_endpoint(call: &Call<'_>, given: Example) -> Found<Tested> {
 }
 
 fn recover_endpoint(call: &Call<'_>, given: Recovery) -> Found<Count> {
-    let since = parse_time(&given.since).map_err(|why| Problem::from(why).of_field("since"))?;
-    let name = call.part("name");
     let many = match given.dry_run {
         true => Many::Count,
         false => Many::Make,
     };
-    let (done, is_cut) = send_missed(own(call), name, since, given.missing, many)?;
+    let what = (given.since.as_str(), given.missing);
+    let (done, is_cut) = send_missed(own(call), call.part("name"), what, many)?;
     Ok(Count::of(&done, is_cut))
 }
 
@@ -421,6 +434,16 @@ fn list_deliveries(call: &Call<'_>) -> Found<Listed<Delivery>> {
 fn get_delivery(call: &Call<'_>) -> Found<Details> {
     let (_, details) = find(own(call), call.part("name"), call.parsed("id")?)?;
     Ok(Details::of(&details, own(call)))
+}
+
+fn get_feed(call: &Call<'_>) -> Found<Feed> {
+    let found = feeds::get(own(call), call.part("name"))?;
+    Ok(Feed::of(&found))
+}
+
+fn make_token(call: &Call<'_>, _: Nothing) -> Found<Token> {
+    let made = feeds::new_token(own(call), call.part("name"))?;
+    Ok(made.into())
 }
 
 fn send_again(call: &Call<'_>, _: Nothing) -> Found<Done> {

@@ -11,16 +11,16 @@ use http::StatusCode;
 use maud::{Markup, html};
 use uuid::Uuid;
 
+use super::endpoints::label;
 use super::own::Own;
 use super::words::Words;
-use super::{Asked, ENDPOINTS, Refusal, endpoint_page, time, with_time};
+use super::{Asked, ENDPOINTS, Refusal, endpoint_page, with_time};
 use crate::pages::content::cut;
 use crate::pages::link;
 use crate::pages::mask::indented;
 use crate::pages::table::{Column, Kind, table};
 use crate::pages::words::{self as shown, in_seconds, shortened};
 use crate::response::Response;
-use crate::text::without_user;
 
 /// Deliveries per page.
 const PAGE: usize = 50;
@@ -59,8 +59,8 @@ pub(super) fn filter<'a>(
     value: impl Fn(&str) -> Option<&'a str>,
 ) -> Result<DeliveryFilter, (&'static str, Refusal)> {
     let read = |name| {
-        let time = value(name).map(time).transpose();
-        time.map_err(|refusal| (name, refusal))
+        let time = value(name).map(program::parse_time).transpose();
+        time.map_err(|_| (name, Refusal::Invalid(|words| words.invalid_time)))
     };
     let topic = value("topic").filter(|topic| !topic.is_empty());
     let state = value("state").map(str::parse).transpose();
@@ -120,7 +120,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
             label.field.wide { (words.endpoint)
                 select name="name" {
                     @for one in &endpoints {
-                        option value=(one.name) selected[one.name == chosen.name] { (shortened(&without_user(&one.url), 80)) }
+                        option value=(one.name) selected[one.name == chosen.name] { (shortened(&label(one), 80)) }
                     }
                 }
             }
@@ -272,7 +272,7 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
             div.body {
                 dl.facts {
                     dt { (words.message) } dd.key { (delivery.message_id) }
-                    dt { (words.endpoint) } dd.key { (without_user(&one.url)) }
+                    dt { (words.endpoint) } dd.key { (label(&one)) }
                     dt { (words.state) } dd { (outcome(words, delivery)) }
                     dt { (words.attempts) } dd { (delivery.attempts) }
                     dt { (words.enqueued) } dd { (shown::time(&delivery.created_at)) }

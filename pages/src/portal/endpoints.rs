@@ -1,16 +1,15 @@
 //! The endpoints of a tenant: endpoints, and what their owner may do with them.
 
-use std::cell::Cell;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
-use diesel_outbox::admin::{Bulk, Bulked};
+use diesel_outbox::admin::Bulked;
 use diesel_outbox::config::{SigningSecret, Verification};
 use diesel_outbox::endpoints::{
     DeliveryCount, DeliveryFilter, Endpoint, EndpointAnswer, EndpointError, EndpointFilter,
-    EndpointState, Hand, Recover, TestAnswer,
+    EndpointKind, EndpointState, Hand, TestAnswer,
 };
 use diesel_outbox::program::{
-    self, Act, Cost, DISABLE, ENABLE, REMOVE, check_pause_reason, kept_for,
+    Act, Cost, DISABLE, ENABLE, Feeds, RECOVER, REMOVE, check_pause_reason, kept_for,
 };
 use http::StatusCode;
 use maud::{Markup, html};
@@ -22,11 +21,11 @@ use uuid::Uuid;
 
 use super::conditions::{self, Condition, OPERATORS, Word};
 use super::deliveries;
+use super::feeds::{self, is_feed};
 use super::own::{Many, Own, PORTAL};
 use super::words::Words;
-use super::{Asked, ENDPOINTS, Refusal, endpoint_page, time, with_time};
+use super::{Asked, ENDPOINTS, Refusal, endpoint_page, with_time};
 use crate::api::given;
-use crate::database::LONGEST_ACT;
 use crate::pages::sparkline::curve;
 use crate::pages::table::{Column, Kind, table};
 use crate::pages::words::shortened;
@@ -46,8 +45,6 @@ const OVERLAP: Duration = Duration::from_secs(24 * 3600);
 /// Deliveries of the last day are counted in steps of this length.
 const WINDOW: Duration = Duration::from_secs(1800);
 const WINDOWS: usize = 48;
-/// After this time, a dry run has counted enough.
-const LONGEST_COUNT: Duration = Duration::from_secs(5);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(366 * 24 * 3600);
 /// The topic of a test without an example.
@@ -98,7 +95,8 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
         .map(|one| {
             vec![
                 html! {
-                    a.key href=(endpoint_page(&one.name)) { (shortened(&without_user(&one.url), 100)) }
+                    a.key href=(endpoint_page(&one.name)) { (shortened(&label(one), 100)) }
+                    @if is_feed(one) { div.quiet { (words.you_fetch) } }
                     @if let Some(text) = &one.description { div.quiet { (shortened(text, 100)) } }
                 },
                 html! { (shortened(&topics(asked, one), 80)) },
@@ -122,6 +120,14 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
     Ok(asked.page(StatusCode::OK, words.endpoints, &content))
 }
 
+/// What an endpoint is called: the URL, or the name of a feed.
+pub(super) fn label(one: &Endpoint) -> String {
+    match is_feed(one) {
+        true => one.name.clone(),
+        false => without_user(&one.url),
+    }
+}
+
 fn topics(asked: &Asked<'_>, one: &Endpoint) -> String {
     match one.topics.iter().any(|topic| topic == "*") {
         true => asked.words.all_topics.to_owned(),
@@ -140,6 +146,7 @@ pub(super) fn hint(one: &Endpoint, words: &Words) -> &'static str {
         (EndpointState::Paused, Some(Hand::Receiver)) => words.why_paused_receiver,
         (EndpointState::Paused, _) => words.why_paused_by_us,
         (EndpointState::Failing, _) => words.why_failing,
+        (EndpointState::Unread, _) => words.why_unread,
         _ => "",
     }
 }
@@ -181,6 +188,7 @@ fn state(asked: &Asked<'_>, one: &Endpoint) -> Markup {
         EndpointState::Unverified => ("badge wait", words.not_verified),
         EndpointState::Paused => ("badge wait", words.paused),
         EndpointState::Failing => ("badge bad", words.failing),
+        EndpointState::Unread => ("badge bad", words.unread),
         _ => ("badge good", words.active),
     };
     let why = hint(one, words);
@@ -193,7 +201,7 @@ fn state(asked: &Asked<'_>, one: &Endpoint) -> Markup {
         @if let Some(reason) = reason(one).filter(|reason| reason != PORTAL) { ": " (shortened(&reason, 200)) }
         @if !why.is_empty() { span.why { (why) } }
         @if let Some(error) = error.filter(|_| !one.is_verified()) { span.error { (words.failure(&error)) } }
-        @if let Some(since) = since { span.why.quiet { (moment(words.no_success_since, since)) } }
+        @if let Some(since) = since { span.why.quiet { (moment(if is_feed(one) { words.not_fetched_since } else { words.no_success_since }, since)) } }
     }
 }
 
@@ -202,21 +210,25 @@ fn rfc3339(time: SystemTime) -> String {
 }
 
 pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
-    let name = asked.get("name");
+    let (name, table) = (asked.get("name"), &asked.portal.config.table);
     let found = asked.own().read(|conn, own| {
         let Some(found) = own.get(conn, name)? else {
             return Ok(None);
         };
+        let feed = match is_feed(&found) {
+            true => Feeds::of(table).named(conn, &[name])?.pop(),
+            false => None,
+        };
         let counts = own.delivery_counts(conn, name, WINDOW, WINDOWS)?;
         let latest = own.deliveries(conn, name, &DeliveryFilter::default(), LATEST)?;
-        Ok(Some((found, counts, latest)))
+        Ok(Some((found, feed, counts, latest)))
     })?;
-    let (one, counts, latest) = found.ok_or(Refusal::NotFound)?;
-    let url = without_user(&one.url);
+    let (one, feed, counts, latest) = found.ok_or(Refusal::NotFound)?;
+    let label = label(&one);
     let words = asked.words;
     let content = html! {
         div.title {
-            h1 { (shortened(&url, LONGEST_TITLE)) }
+            h1 { (shortened(&label, LONGEST_TITLE)) }
             @if asked.may().act { a.button.second href=(link("/endpoint/edit", &[("name", name)])) { (words.change) } }
         }
         section.panel aria-labelledby="endpoint" {
@@ -224,7 +236,9 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
             div.body {
                 dl.facts {
                     dt { (words.state) } dd { (state(asked, &one)) }
-                    dt { (words.url) } dd.key { (url) }
+                    @if is_feed(&one) { dt { (words.you_fetch) } dd { (words.you_fetch_hint) } }
+                    @else { dt { (words.url) } dd.key { (label) } }
+                    @if let Some(feed) = &feed { (feeds::facts(asked, feed)) }
                     @if let Some(text) = &one.description { dt { (words.description) } dd { (text) } }
                     dt { (words.topics) } dd { (topics(asked, &one)) }
                     @if let Some(filter) = &one.filter { dt { (words.filter) } dd { (shown_filter(words, filter)) } }
@@ -246,7 +260,7 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
         }
         @if asked.may().act { (actions(asked, &one)) }
     };
-    Ok(asked.page(StatusCode::OK, &url, &content))
+    Ok(asked.page(StatusCode::OK, &label, &content))
 }
 
 fn shown_filter(words: &Words, filter: &Value) -> Markup {
@@ -330,7 +344,7 @@ fn actions(asked: &Asked<'_>, one: &Endpoint) -> Markup {
     let is_held = is_paused && one.state_by != Some(Hand::Relay);
     html! {
         div.acts {
-            (panel(words.example_event, &form("/endpoint/test", &html! {
+            @if !is_feed(one) { (panel(words.example_event, &form("/endpoint/test", &html! {
                 label.field { (words.topic)
                     select name="topic" {
                         @for topic in &asked.portal.topics { option value=(topic.topic) { (topic.topic) } }
@@ -339,7 +353,7 @@ fn actions(asked: &Asked<'_>, one: &Endpoint) -> Markup {
                 }
                 button.second { (words.send_example) }
                 span.quiet { (words.send_example_hint) }
-            })))
+            }))) }
             (panel(words.again, &html! {
                 (form("/endpoint/recover", &html! {
                     label.field { (words.since) input type="datetime-local" name="since" required; }
@@ -367,7 +381,12 @@ fn actions(asked: &Asked<'_>, one: &Endpoint) -> Markup {
                     }))
                 }))
             }
-            @if asked.may().secrets {
+            @if asked.may().secrets && is_feed(one) {
+                (panel(words.token, &form("/feed/token", &html! {
+                    button.second { (words.make_token) }
+                    span.quiet { (words.token_hint) }
+                })))
+            } @else if asked.may().secrets {
                 (panel(words.secret, &form("/endpoint/rotate", &html! {
                     button.second { (words.rotate) }
                     span.quiet { (words.rotate_hint) }
@@ -441,6 +460,7 @@ fn form(
         let written = written.topics.as_ref();
         written.is_none_or(|all| all.iter().any(|own| own == topic || own == "*"))
     };
+    let is_new_feed = written.kind.as_deref() == Some(EndpointKind::Feed.as_str());
     let content = html! {
         section.panel {
             div.head { h1 { (title) } }
@@ -449,9 +469,19 @@ fn form(
                 form.stack method="post" action=(action) {
                     (asked.token())
                     @if let Some(one) = one { input type="hidden" name="name" value=(one.name); }
-                    label.field { (words.url)
-                        input type="url" name="url" maxlength="2048" required value=(written.url.as_deref().unwrap_or_default()) placeholder="https://";
+                    @if one.is_none() {
+                        fieldset {
+                            @for (kind, name, hint) in [(EndpointKind::Webhook, words.we_call_you, words.we_call_you_hint), (EndpointKind::Feed, words.you_fetch, words.you_fetch_hint)] {
+                                label {
+                                    input type="radio" name="kind" value=(kind) checked[(kind == EndpointKind::Feed) == is_new_feed];
+                                    " " strong { (name) } " " span.quiet { (hint) }
+                                }
+                            }
+                        }
                     }
+                    @if !one.is_some_and(is_feed) { label.field.of-webhook { (words.url)
+                        input type="url" name="url" maxlength="2048" required[one.is_some()] value=(written.url.as_deref().unwrap_or_default()) placeholder="https://";
+                    } }
                     label.field { (words.description)
                         input name="description" maxlength=(LONGEST_DESCRIPTION) value=(written.description.as_deref().unwrap_or_default());
                     }
@@ -571,6 +601,8 @@ fn row(words: &Words, condition: &Condition, why: Option<&str>) -> Markup {
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Written {
+    /// Of a new endpoint: `webhook` (events are sent to `url`) or `feed` (they are fetched). Absent: `webhook`.
+    kind: Option<String>,
     pub(super) url: Option<String>,
     /// Empty: none.
     pub(super) description: Option<String>,
@@ -595,8 +627,12 @@ fn text(filter: Option<&Value>) -> String {
 
 impl Written {
     fn of(asked: &Asked<'_>) -> Self {
+        let kind = asked.given("kind").map(str::to_owned);
+        let is_feed = kind.as_deref() == Some(EndpointKind::Feed.as_str());
         Self {
-            url: Some(asked.get("url").to_owned()),
+            // The form of a new endpoint has a field for the URL, also if this is a feed.
+            url: Some(asked.get("url").to_owned()).filter(|_| !is_feed),
+            kind,
             description: Some(asked.get("description").to_owned()),
             topics: Some(asked.all("topic").map(str::to_owned).collect()),
             // Only the form of a filter that conditions cannot show has this box.
@@ -617,7 +653,15 @@ impl Written {
         }
     }
 
+    fn kind(&self) -> Result<Option<EndpointKind>, Refusal> {
+        let kind = self.kind.as_deref().map(str::parse).transpose();
+        kind.map_err(|_| Refusal::Wrong("kind", |words| words.invalid_value))
+    }
+
     fn write(self, own: Own<'_>, one: &mut Endpoint) -> Result<(), Refusal> {
+        if self.kind()?.is_some_and(|kind| kind != one.kind) {
+            return Err(Refusal::Wrong("kind", |words| words.invalid_value));
+        }
         if let Some(text) = self.description {
             if text.chars().count() > LONGEST_DESCRIPTION {
                 return Err(Refusal::Wrong("description", |words| {
@@ -691,8 +735,12 @@ pub(super) fn register(
 ) -> Result<(String, Option<SigningSecret>), Refusal> {
     // The endpoints of all tenants share one table, so no owner chooses names.
     let name = Uuid::now_v7().to_string();
-    let mut one = Endpoint::new(&name, "");
-    one.verification = own.portal.config.endpoint_verification;
+    let mut one = match written.kind()? {
+        Some(EndpointKind::Feed) => Endpoint::feed(&name),
+        _ => Endpoint::new(&name, "").configure(|hook| {
+            hook.verification = own.portal.config.endpoint_verification;
+        }),
+    };
     // Otherwise every topic would count as chosen before.
     one.topics = match own.portal.topics.is_empty() {
         true => vec!["*".to_owned()],
@@ -702,6 +750,9 @@ pub(super) fn register(
     let mut secret = None;
     own.change(Act::PutEndpoint, &name, cost_of(&one), |conn, to| {
         to.put(conn, &one)?;
+        if is_feed(&one) {
+            return Ok(true);
+        }
         secret = to.secret(conn, &name)?;
         // Only what a relay would use.
         to.test(conn, &name, &own.portal.config).map(|_| true)
@@ -731,7 +782,8 @@ pub(super) fn add(asked: &Asked<'_>) -> Result<Response, Refusal> {
 
 pub(super) fn write(own: Own<'_>, name: &str, written: Written) -> Result<(), Refusal> {
     let mut refused = None;
-    let cost = cost_of(&get(own, name)?);
+    let one = get(own, name)?;
+    let cost = cost_of(&one);
     let done = own.change(Act::PutEndpoint, name, cost, |conn, to| {
         let is_there = to.change(conn, name, |row| {
             let mut changed = row.clone();
@@ -742,6 +794,9 @@ pub(super) fn write(own: Own<'_>, name: &str, written: Written) -> Result<(), Re
         })?;
         if !is_there || refused.is_some() {
             return Ok(false);
+        }
+        if is_feed(&one) {
+            return Ok(true);
         }
         let is_there = to.test(conn, name, &own.portal.config)?;
         Ok(is_there.is_some())
@@ -802,23 +857,15 @@ fn show_secret(asked: &Asked<'_>, name: &str, secret: &str, hint: &str) -> Respo
     asked.page(StatusCode::OK, words.secret, &content)
 }
 
-pub(super) fn set_enabled(own: Own<'_>, name: &str, enabled: bool) -> Result<(), Refusal> {
-    match enabled {
-        // Relays ask an endpoint that is not verified at once.
-        true => own.change_state(&ENABLE, name, Cost::Request),
-        false => own.change_state(&DISABLE, name, Cost::Change),
-    }
-}
-
 pub(super) fn enable(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let name = asked.get("name");
-    set_enabled(asked.own(), name, true)?;
+    asked.own().change_state(&ENABLE, name)?;
     done(name, "enabled")
 }
 
 pub(super) fn disable(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let name = asked.get("name");
-    set_enabled(asked.own(), name, false)?;
+    asked.own().change_state(&DISABLE, name)?;
     done(name, "disabled")
 }
 
@@ -887,7 +934,7 @@ pub(super) fn remove(asked: &Asked<'_>) -> Result<Response, Refusal> {
     if asked.given("sure").is_none() {
         return ask_to_remove(asked, name);
     }
-    asked.own().change_state(&REMOVE, name, Cost::Change)?;
+    asked.own().change_state(&REMOVE, name)?;
     Ok(Response::see_other(&link("/", &[("done", "removed")])))
 }
 
@@ -961,15 +1008,9 @@ pub(super) fn test(asked: &Asked<'_>) -> Result<Response, Refusal> {
 
 /// Sends events now that wait for a retry. `true`: the time was too short for all.
 pub(super) fn send_waiting(own: Own<'_>, name: &str) -> Result<(Bulked, bool), Refusal> {
-    let is_cut = Cell::new(false);
-    let done = own.make_many(Act::RetryMessage, name, Many::Make, |conn, own, note| {
-        let began = Instant::now();
-        let bulk = Bulk::new(note).progress(|_| began.elapsed() < LONGEST_ACT);
-        let done = own.retry(conn, name, bulk);
-        is_cut.set(began.elapsed() >= LONGEST_ACT);
-        done
-    })?;
-    Ok((done, is_cut.get()))
+    own.make_many(Act::RetryMessage, name, Many::Make, |conn, own, bulk| {
+        own.retry(conn, name, bulk)
+    })
 }
 
 pub(super) fn retry(asked: &Asked<'_>) -> Result<Response, Refusal> {
@@ -984,38 +1025,20 @@ pub(super) fn retry(asked: &Asked<'_>) -> Result<Response, Refusal> {
 pub(super) fn send_missed(
     own: Own<'_>,
     name: &str,
-    since: SystemTime,
-    missing: bool,
+    (since, missing): (&str, bool),
     many: Many,
 ) -> Result<(Bulked, bool), Refusal> {
-    let what = match missing {
-        true => Recover::AndMissed,
-        false => Recover::DeadLetters,
-    };
-    let longest = match many {
-        Many::Make => LONGEST_ACT,
-        Many::Count => LONGEST_COUNT,
-    };
-    let is_cut = Cell::new(false);
-    let done = own.make_many(Act::RecoverEndpoint, name, many, |conn, own, note| {
-        let began = Instant::now();
-        let bulk = Bulk::new(note).progress(|_| began.elapsed() < longest);
-        let bulk = match many {
-            Many::Make => bulk,
-            Many::Count => program::searching_for(bulk.dry_run(), longest),
-        };
-        let done = own.recover(conn, name, since, what, bulk);
-        is_cut.set(began.elapsed() >= longest);
-        done
-    })?;
-    Ok((done, is_cut.get()))
+    let sending = RECOVER.read(since, missing);
+    let sending = sending.map_err(|_| Refusal::Wrong("since", |words| words.invalid_time))?;
+    own.make_many(RECOVER.act, name, many, |conn, own, bulk| {
+        (RECOVER.send)(own, conn, name, sending, bulk)
+    })
 }
 
 pub(super) fn recover(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let name = asked.get("name");
-    let since = time(asked.get("since"))?;
-    let missing = asked.given("missing").is_some();
-    let (sent, is_cut) = send_missed(asked.own(), name, since, missing, Many::Make)?;
+    let what = (asked.get("since"), asked.given("missing").is_some());
+    let (sent, is_cut) = send_missed(asked.own(), name, what, Many::Make)?;
     let sent = sent.changed.to_string();
     let done = if is_cut { "recovering" } else { "recovered" };
     let done = [("name", name), ("done", done), ("count", &sent)];

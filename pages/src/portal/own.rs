@@ -1,9 +1,9 @@
 //! The way of the portal to the database: everything is limited to the tenant of the visitor.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use diesel::{Connection, PgConnection};
-use diesel_outbox::admin::{Bulked, Note};
+use diesel_outbox::admin::{Bulk, Bulked, Note};
 use diesel_outbox::endpoints::{EndpointError, Endpoints};
 use diesel_outbox::program::{self, Act, Cost, EndpointAct, EndpointPreview, kept_for};
 use diesel_outbox::{Outbox, OutboxName};
@@ -12,11 +12,13 @@ use super::session::Session;
 use super::words::Words;
 use super::{Portal, Refusal};
 use crate::AUDIT;
-use crate::database::{Act as Together, Database};
+use crate::database::{Act as Together, Database, LONGEST_ACT};
 
 /// The reason that is recorded with the acts of customers.
 pub(super) const PORTAL: &str = "portal";
 const DRY_RUN: &str = "portal, dry run";
+/// After this time, a dry run has counted enough.
+const LONGEST_COUNT: Duration = Duration::from_secs(5);
 
 /// The party of the acts that make many messages, of all tenants.
 const MANY: &str = "many";
@@ -115,12 +117,12 @@ impl<'a> Own<'a> {
     }
 
     /// Enables, disables or removes an endpoint.
-    pub(super) fn change_state(
-        &self,
-        act: &EndpointAct,
-        name: &str,
-        cost: Cost,
-    ) -> Result<(), Refusal> {
+    pub(super) fn change_state(&self, act: &EndpointAct, name: &str) -> Result<(), Refusal> {
+        let cost = match act.act {
+            // Relays ask an endpoint that is not verified at once.
+            Act::EnableEndpoint => Cost::Request,
+            _ => Cost::Change,
+        };
         self.perform(act.act, name, cost, |conn, own, note| {
             act.perform(conn, own, name, note)
         })
@@ -205,7 +207,8 @@ impl<'a> Own<'a> {
 
     /// Makes many messages, or only counts them: one such act of the tenant at a time, and those of all tenants together leave
     /// connections to other changes. Records in the history who did. Does not hold the budget: this takes long, and other
-    /// acts of the tenant would wait. What it costs is known at its end, also if it finds nothing or fails.
+    /// acts of the tenant would wait. What it costs is known at its end, also if it finds nothing or fails. `true`: the time was too
+    /// short for all.
     pub(super) fn make_many(
         &self,
         act: Act,
@@ -214,9 +217,13 @@ impl<'a> Own<'a> {
         work: impl FnOnce(
             &mut PgConnection,
             Endpoints<'_>,
-            &Note,
+            Bulk<'_>,
         ) -> Result<Option<Bulked>, EndpointError>,
-    ) -> Result<Bulked, Refusal> {
+    ) -> Result<(Bulked, bool), Refusal> {
+        let longest = match many {
+            Many::Make => LONGEST_ACT,
+            Many::Count => LONGEST_COUNT,
+        };
         let (who, tenant) = (&self.session.who, self.session.tenant);
         self.run(&self.portal.changes, MANY, |conn, outbox, own| {
             if !program::may_make_many(conn, outbox, tenant)? {
@@ -224,7 +231,12 @@ impl<'a> Own<'a> {
             }
             let began = Instant::now();
             let note = self.note(Cost::Change);
-            let done = conn.transaction(|conn| work(conn, own, &note));
+            let bulk = Bulk::new(&note).progress(|_| began.elapsed() < longest);
+            let bulk = match many {
+                Many::Make => bulk,
+                Many::Count => program::searching_for(bulk.dry_run(), longest),
+            };
+            let done = conn.transaction(|conn| work(conn, own, bulk));
             let took = began.elapsed();
             let has_paid = match &done {
                 Ok(Some(done)) => {
@@ -246,7 +258,9 @@ impl<'a> Own<'a> {
                 }
             }
             Ok(match done {
-                Ok(done) => done.ok_or(Refusal::NotFound),
+                Ok(done) => done
+                    .map(|done| (done, took >= longest))
+                    .ok_or(Refusal::NotFound),
                 Err(EndpointError::Database(error)) => Err(Refusal::Unavailable(error.into())),
                 Err(error) => Err(Refusal::Error(error)),
             })

@@ -11,13 +11,18 @@ use crate::config::auth::SECRET_KEYS;
 use crate::config::section::{Section, both, shown};
 use crate::config::values::{count, duration, parsed, text, unshown, wrong_type};
 use crate::config::{
-    Auth, ConfigError, Destination, PolicyOption, Proxy, Roots, SigningSecret, Tls, TlsVersion,
-    parse_secrets,
+    Auth, ConfigError, Destination, FeedDestination, PolicyOption, Proxy, Roots, SigningSecret,
+    Tls, TlsVersion, parse_secrets,
 };
 use crate::message::MAX_PAYLOAD_BYTES;
 
+/// The keys of a feed, beside `feed = true`.
+const OF_FEEDS: [&str; 2] = [FEED, "expires_after"];
+const FEED: &str = "feed";
+
 /// The keys of a destination, beside the options of its policy.
 const OWN_KEYS: &[&str] = &[
+    FEED,
     "url",
     "url_file",
     "secret",
@@ -48,13 +53,32 @@ pub(super) fn keys() -> Vec<&'static str> {
     OWN_KEYS.iter().copied().chain(options).collect()
 }
 
-pub(super) fn read(name: &str, value: Value) -> Result<Destination, ConfigError> {
+/// A destination that is sent to, or one that is read.
+pub(super) enum Read {
+    Sent(Destination),
+    Feed(FeedDestination),
+}
+
+pub(super) fn read(name: &str, value: Value) -> Result<Read, ConfigError> {
     let at = format!("destinations.{}", shown(name));
     if name.is_empty() || name.len() > LONGEST_NAME || name.contains(char::is_control) {
         let reason = "a name must have 1 to 255 bytes and no control characters";
         return Err(ConfigError::new(at, reason));
     }
+    let others = (value.as_object()).and_then(|table| {
+        let mut keys = table.keys();
+        keys.find(|key| !OF_FEEDS.contains(&key.as_str())).cloned()
+    });
     let mut section = Section::new(at, value, &keys())?;
+    if section.take(FEED, switch)? == Some(true) {
+        if let Some(other) = others {
+            let reason = "a feed is read, and nothing is sent to it: remove this key, or feed";
+            return Err(ConfigError::new(section.key(&other), reason));
+        }
+        let mut feed = FeedDestination::new(name);
+        feed.expires_after = section.take("expires_after", duration)?;
+        return Ok(Read::Feed(feed));
+    }
     section.one_of("url_file", "url")?;
     let of_file = section.take("url_file", content)?;
     let (key, url) = match of_file {
@@ -69,7 +93,7 @@ pub(super) fn read(name: &str, value: Value) -> Result<Destination, ConfigError>
     destination
         .check()
         .map_err(|(name, reason)| ConfigError::new(section.key(name), reason))?;
-    Ok(destination)
+    Ok(Read::Sent(destination))
 }
 
 /// The request.

@@ -7,7 +7,7 @@ use diesel::result::QueryResult;
 
 use super::{Finding, Findings, Severity, ago, span};
 use crate::config::Config;
-use crate::doctor::sql::disabled::{disabled, failing, signed_in_binary, unverified};
+use crate::doctor::sql::disabled::{disabled, failing, signed_in_binary, unread, unverified};
 use crate::doctor::sql::{server, snapshots, tables};
 use crate::endpoints::sql::served::{self, RefusedEndpoint};
 use crate::endpoints::sql::subscribers;
@@ -15,6 +15,7 @@ use crate::engine::serves::sql::topics;
 use crate::engine::wake::sql::sleep_lock;
 use crate::inbox::sql as receiving;
 use crate::operate::sql::{agreement, status, troubles};
+use crate::setup::sql::inspect::has_feeds;
 use crate::sql::pinned::located_by_default;
 
 /// Autovacuum lags if the dead rows exceed its threshold by this factor.
@@ -354,6 +355,36 @@ pub(super) fn agreement(conn: &mut PgConnection, config: &Config) -> QueryResult
         );
     }
     Ok(found.or_ok("the running relays agree on the settings that they share"))
+}
+
+/// Feeds that cannot be filled, and feeds that nobody reads.
+pub(super) fn feeds(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {
+    let mut found = Findings::new("feeds");
+    let name = &config.table;
+    if !has_feeds(conn, name)? {
+        if let Some(feed) = config.feeds.first() {
+            found.error(
+                format!(
+                    "the settings have the feed {}, and the outbox {name} has no tables of feeds: its messages wait",
+                    feed.name
+                ),
+                "`diesel-outbox migrate --with feeds` creates them",
+            );
+        }
+        return Ok(found.or_ok(format!(
+            "the outbox {name} has no tables of feeds, and needs none"
+        )));
+    }
+    if let Some(one) = unread(conn, &config.table)? {
+        found.warning(
+            match one.count {
+                1 => format!("nobody reads the feed {}, which has events", one.name),
+                count => format!("nobody reads {count} feeds, which have events; the last is {}", one.name),
+            },
+            "`diesel-outbox feed show NAME` shows its readers; events are kept for OUTBOX_FEED_RETENTION",
+        );
+    }
+    Ok(found.or_ok("no feed with events is unread"))
 }
 
 pub(super) fn endpoints(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec<Finding>> {

@@ -8,6 +8,7 @@ use diesel::result::QueryResult;
 use diesel::{PgConnection, PgExpressionMethods};
 
 use crate::config::Mode;
+use crate::endpoints::EndpointKind;
 use crate::endpoints::sql::rows::is_unverified;
 use crate::name::OutboxName;
 use crate::sql::absent::all_endpoints;
@@ -37,7 +38,18 @@ pub(crate) fn failing(
     outbox: &OutboxName,
 ) -> QueryResult<Option<NeglectedDestinations>> {
     found(conn, outbox, || {
-        Box::new(endpoint::enabled.and(endpoint::failing))
+        let is_webhook = endpoint::kind.ne(EndpointKind::Feed.as_str());
+        Box::new(endpoint::enabled.and(endpoint::failing).and(is_webhook))
+    })
+}
+
+pub(crate) fn unread(
+    conn: &mut PgConnection,
+    outbox: &OutboxName,
+) -> QueryResult<Option<NeglectedDestinations>> {
+    found(conn, outbox, || {
+        let is_feed = endpoint::kind.eq(EndpointKind::Feed.as_str());
+        Box::new(endpoint::enabled.and(endpoint::failing).and(is_feed))
     })
 }
 

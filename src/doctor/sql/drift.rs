@@ -83,7 +83,8 @@ pub(crate) fn compare(conn: &mut PgConnection, name: &OutboxName) -> QueryResult
             "CREATE SCHEMA {schema}; SET LOCAL search_path = {schema}, pg_catalog; {}",
             STEPS[0].up
         ))?;
-        conn.batch_execute(&creation_like(&made, name))?;
+        let creation = creation_like(conn, &made, name)?;
+        conn.batch_execute(&creation)?;
         // So that every name is shown with its schema.
         conn.batch_execute("SET LOCAL search_path = pg_catalog")?;
         Ok(Compared {

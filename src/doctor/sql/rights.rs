@@ -171,6 +171,7 @@ const READER: Role = Role {
             failing_reason, failing, verification, verified_at, allowed_rate, verification_due, verification_tries, \
             disabled_by, set_by, verification_error, id"),
         ("_feed", "SELECT", ""),
+        ("_feed_event", "SELECT", "feed, position, stored_at"),
         ("_feed_reader", "SELECT", "feed, created_at, valid_until, last_position, last_read_at"),
         ("_messages", "SELECT", ""),
     ],

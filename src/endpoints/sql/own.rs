@@ -17,6 +17,7 @@ use uuid::Uuid;
 
 use super::failing::{EpisodeTurn, TurnedEpisode};
 use super::rows::{self, AsSeen};
+use super::unread::UnreadTurn;
 use crate::endpoints::public_error::of_disabled;
 use crate::engine::send::gate::GateNews;
 use crate::engine::send::sql::pause;
@@ -25,7 +26,7 @@ use crate::engine::settle::sql::witness::Witness;
 use crate::hand::Hand;
 use crate::message::{Message, digest};
 use crate::name::OutboxName;
-use crate::own_topics::{DEAD, DISABLED, FAILING, OPENED, PAUSED, RECOVERED, is_own};
+use crate::own_topics::{DEAD, DISABLED, FAILING, OPENED, PAUSED, RECOVERED, UNREAD, is_own};
 use crate::schema::rfc3339::rfc3339;
 use crate::sql::functions::{Json, JsonText, clock_timestamp};
 use crate::sql::table::outbox;
@@ -82,6 +83,21 @@ pub(crate) fn tell_failing(
         EpisodeTurn::Works => RECOVERED,
     };
     write(conn, name, topic, destination, facts)
+}
+
+/// Writes the event that nobody reads the feed, or that it is read again.
+pub(crate) fn tell_unread(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    feed: &str,
+    turn: UnreadTurn,
+) -> QueryResult<()> {
+    let (topic, since) = match turn {
+        UnreadTurn::Unread(since) => (UNREAD, since),
+        UnreadTurn::Read(since) => (RECOVERED, since),
+    };
+    let facts = json!({ "unread_since": rfc3339(since) });
+    write(conn, name, topic, feed, facts)
 }
 
 /// Like [`disable_as_seen`](endpoints::disable_as_seen), and writes an event.

@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use super::paused;
 use crate::config::{Auth, DeliveryPolicy, PolicyOption, Rate, Verification, words};
-use crate::endpoints::endpoint::{Endpoint, EndpointState};
+use crate::endpoints::endpoint::{Endpoint, EndpointKind, EndpointState};
 use crate::endpoints::sql::filter::{escaped, filter};
 use crate::hand::{Hand, PausedBy};
 use crate::name::OutboxName;
@@ -61,7 +61,7 @@ filter! {
         pub enabled: bool,
         /// Only endpoints in this state.
         pub state: EndpointState,
-        /// `true`: only endpoints that are failing, or were when they were disabled; `false`: only the others.
+        /// `true`: only endpoints that are failing (feeds: unread), or were when they were disabled; `false`: only the others.
         pub failing: bool,
         /// Only endpoints whose name, URL or description contains this text, ignoring case.
         pub search: String,
@@ -496,14 +496,16 @@ pub(crate) fn list(
 fn is_in_state(name: &OutboxName, state: EndpointState) -> On<'static, endpoint::table> {
     let is_paused = || paused::is_paused(name);
     let may_send = || endpoint::enabled.and(not(is_unverified()));
+    let fails = || may_send().and(not(is_paused())).and(endpoint::failing);
+    let is_feed = || endpoint::kind.eq(EndpointKind::Feed.as_str());
     match state {
         EndpointState::Disabled => Box::new(not(endpoint::enabled)),
         EndpointState::Unverified => Box::new(endpoint::enabled.and(is_unverified())),
         EndpointState::Paused => Box::new(may_send().and(is_paused())),
-        EndpointState::Failing => Box::new(may_send().and(not(is_paused())).and(endpoint::failing)),
+        EndpointState::Failing => Box::new(fails().and(not(is_feed()))),
+        EndpointState::Unread => Box::new(fails().and(is_feed())),
         EndpointState::Active => {
-            let is_good = not(endpoint::failing);
-            Box::new(may_send().and(not(is_paused())).and(is_good))
+            Box::new(may_send().and(not(is_paused())).and(not(endpoint::failing)))
         }
     }
 }
@@ -520,6 +522,8 @@ pub struct EndpointCounts {
     pub paused: i64,
     /// Enabled, but no send has succeeded for ten minutes since the first failure.
     pub failing: i64,
+    /// An enabled feed that has events, and that nobody reads.
+    pub unread: i64,
     /// Disabled: nothing is sent.
     pub disabled: i64,
 }
@@ -529,20 +533,32 @@ pub struct EndpointCounts {
 pub(crate) fn counts_and_pages(
     conn: &mut PgConnection,
     name: &OutboxName,
-    [one, other]: [&str; 2],
-) -> QueryResult<(EndpointCounts, [i64; 2])> {
+    [one, other, third]: [&str; 3],
+) -> QueryResult<(EndpointCounts, [i64; 3])> {
     let of = |state| count(endpoint::name).aggregate_filter(is_in_state(name, state));
-    type RowCounts = (i64, i64, i64, i64, i64, Option<i64>, Option<i64>);
-    let (working, unverified, paused, failing, disabled, one, other): RowCounts =
+    type RowCounts = (
+        i64,
+        i64,
+        i64,
+        i64,
+        i64,
+        i64,
+        Option<i64>,
+        Option<i64>,
+        Option<i64>,
+    );
+    let (working, unverified, paused, failing, unread, disabled, one, other, third): RowCounts =
         all_endpoints(name)
             .select((
                 of(EndpointState::Active),
                 of(EndpointState::Unverified),
                 of(EndpointState::Paused),
                 of(EndpointState::Failing),
+                of(EndpointState::Unread),
                 of(EndpointState::Disabled),
                 pages_of!(pg_relation_size(to_regclass(one))),
                 pages_of!(pg_relation_size(to_regclass(other))),
+                pages_of!(pg_relation_size(to_regclass(third))),
             ))
             .get_result(conn)?;
     let counts = EndpointCounts {
@@ -550,9 +566,10 @@ pub(crate) fn counts_and_pages(
         unverified,
         paused,
         failing,
+        unread,
         disabled,
     };
-    Ok((counts, [one, other].map(Option::unwrap_or_default)))
+    Ok((counts, [one, other, third].map(Option::unwrap_or_default)))
 }
 
 /// Decides the state of each endpoint with its pauses.

@@ -353,7 +353,7 @@ impl Custody {
     /// Forgets members without messages, unless `is_there`.
     pub(super) fn keep_members(&self, is_there: impl Fn(u32) -> bool) {
         self.state().of_ways.retain(|to, held| match to {
-            To::Member(id) => held.in_flight > 0 || is_there(*id),
+            To::Member(id) | To::Feed(id) => held.in_flight > 0 || is_there(*id),
             _ => true,
         });
     }

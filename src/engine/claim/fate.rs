@@ -102,7 +102,10 @@ impl Ways<'_> {
             ),
             Fate::Member(id, name, registration) => match roster.limits(id) {
                 Some(limits) => (
-                    To::Member(id),
+                    match limits.is_feed {
+                        true => To::Feed(id),
+                        false => To::Member(id),
+                    },
                     Some((name, Some(registration))),
                     sending(limits),
                 ),
@@ -152,7 +155,7 @@ impl Ways<'_> {
 
     /// Counts a message that is sent to a member.
     fn take_room(&mut self, job: &Job) {
-        if let (To::Member(id), None) = (job.to, &job.unsent) {
+        if let (To::Member(id), None) | (To::Feed(id), _) = (job.to, &job.unsent) {
             self.rooms.take(id);
         }
     }

@@ -64,7 +64,7 @@ impl<D: Database> Claimer<'_, D> {
             };
             // The message was claimed to be fanned out, but goes at once to the only destination that wants it.
             let was_to_split =
-                matches!(job.to, To::Member(_)) && job.message.destination.is_empty();
+                matches!(job.to, To::Member(_) | To::Feed(_)) && job.message.destination.is_empty();
             if was_to_split || job.to == To::Split {
                 add(&mut to_split);
             }

@@ -122,14 +122,14 @@ impl Payloads {
     }
 }
 
-/// The room of each destination, and how many messages to be fanned out a claim may return. With a backlog, claims are
+/// The room of each destination, how many messages to be fanned out a claim may return, and how many for feeds of members. With a backlog, claims are
 /// as large as the batch, so a queue must have room for a whole batch.
 pub(super) fn doors(
     shared: &Shared,
     intakes: &[Intake],
     outcomes: &Outcomes,
     to_split: &Payloads,
-) -> (Vec<Door>, usize) {
+) -> (Vec<Door>, usize, usize) {
     // Only a stop of the settlers stops the claimer: a slow destination does not affect the others.
     let stands_still = outcomes.waiting() > 2 * shared.batch();
     let moving = shared.directory.moving();
@@ -160,7 +160,11 @@ pub(super) fn doors(
         true => 0,
         false => to_split.batch(shared.settings.batch, bytes.unwrap_or(0)),
     };
-    (doors.collect(), to_split)
+    let of_feeds = match stands_still {
+        true => 0,
+        false => shared.settings.batch,
+    };
+    (doors.collect(), to_split, of_feeds)
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use crate::engine::send::gate::GateNews;
 use crate::engine::send::sql::pause::{self, BREAKER_OPEN, Pausable, Paused};
 use crate::engine::serves::routes::Serves;
 use crate::engine::serves::sql::topics;
+use crate::engine::settle::sql::log::Log;
 use crate::engine::settle::sql::settle::{self, Claim, Discarded, Released, Trace, Written};
 use crate::engine::settle::sql::whereabouts::{Whereabouts, whereabouts};
 use crate::engine::settle::sql::witness::OwnWitness;
@@ -144,6 +145,11 @@ pub(crate) trait Database {
 
     /// Those of these messages that another session has locked. Waits for no row.
     fn locked(&mut self, sequences: &[i64]) -> DatabaseResult<Vec<i64>>;
+
+    /// Those of these feeds whose rows another session has locked. Waits for no row.
+    fn locked_feeds(&mut self, _log: &dyn Log, _feeds: &[&str]) -> DatabaseResult<Vec<String>> {
+        Ok(Vec::new())
+    }
 
     /// The current state of messages that a settle did not find.
     fn whereabouts(&mut self, missed: &[Trace]) -> DatabaseResult<Vec<Whereabouts>>;
@@ -443,6 +449,10 @@ impl Database for Session {
 
     fn locked(&mut self, sequences: &[i64]) -> DatabaseResult<Vec<i64>> {
         self.run(|conn, name| settle::locked(conn, name, sequences))
+    }
+
+    fn locked_feeds(&mut self, log: &dyn Log, feeds: &[&str]) -> DatabaseResult<Vec<String>> {
+        self.run(|conn, name| log.locked(conn, name, feeds))
     }
 
     fn note_conflicts(&mut self, discarded: &[Discarded<'_>]) -> DatabaseResult<()> {

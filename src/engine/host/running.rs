@@ -136,7 +136,11 @@ impl Running {
                 continue;
             }
             let gathering = Arc::new(Mutex::new(()));
-            for sender in 0..bulkhead.limits.concurrency {
+            let senders = match bulkhead.serves {
+                SendsTo::Feed => 0,
+                _ => bulkhead.limits.concurrency,
+            };
+            for sender in 0..senders {
                 number += 1;
                 let (gathering, place) = (Arc::clone(&gathering), (bulkhead.number, sender));
                 let outcomes = outcomes.clone();

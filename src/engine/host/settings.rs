@@ -31,6 +31,7 @@ pub(crate) struct Settings {
     pub(crate) inbox_retention: Option<Duration>,
     pub(crate) feed_retention: Duration,
     pub(crate) feed_max_bytes: Option<u64>,
+    pub(crate) feed_unread_after: Duration,
     pub(crate) cleaner: bool,
     pub(crate) ledger_payload: LedgerPayload,
     pub(crate) witness: OwnWitness,

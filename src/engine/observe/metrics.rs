@@ -113,7 +113,7 @@ impl Metrics {
         match to {
             To::Bulkhead(number) => &self.destinations[number],
             // All members share one set of metrics: their number is unbounded.
-            To::Member(_) => self.destinations.last().unwrap_or(&self.nowhere),
+            To::Member(_) | To::Feed(_) => self.destinations.last().unwrap_or(&self.nowhere),
             To::Split | To::Nowhere => &self.nowhere,
         }
     }

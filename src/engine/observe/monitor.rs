@@ -57,7 +57,7 @@ pub(crate) fn in_flight_of(shared: &Shared, bulkhead: &Bulkhead) -> usize {
     match bulkhead.serves {
         SendsTo::Members(_) => {
             let held = shared.custody.of_ways().into_iter();
-            let of_members = held.filter(|(to, _)| matches!(to, To::Member(_)));
+            let of_members = held.filter(|(to, _)| matches!(to, To::Member(_) | To::Feed(_)));
             of_members.map(|(_, held)| held.in_flight).sum()
         }
         _ => shared.custody.of_way(To::Bulkhead(bulkhead.number)),

@@ -20,7 +20,7 @@ impl PlanDirectory<'_> {
     /// The tenant of a member, if it has one.
     pub(super) fn tenant(&self, to: To) -> Option<Uuid> {
         match to {
-            To::Member(id) => self.roster.tenant(id),
+            To::Member(id) | To::Feed(id) => self.roster.tenant(id),
             To::Bulkhead(_) | To::Split | To::Nowhere => None,
         }
     }
@@ -35,7 +35,7 @@ impl PlanDirectory<'_> {
     pub(crate) fn goes_to(&self, topic: &Topic) -> String {
         match self.roster.way(topic) {
             To::Bulkhead(number) => self.names[number].to_owned(),
-            To::Member(_) => topic.destination.clone(),
+            To::Member(_) | To::Feed(_) => topic.destination.clone(),
             To::Split | To::Nowhere => String::new(),
         }
     }

@@ -198,7 +198,7 @@ impl LaneState {
     }
 
     fn is_of_member(&self) -> bool {
-        matches!(self.to, To::Member(_)) && !self.stream.is_keyed
+        matches!(self.to, To::Member(_) | To::Feed(_)) && !self.stream.is_keyed
     }
 
     fn is_due(&self, early: i64) -> bool {

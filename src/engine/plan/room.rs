@@ -41,15 +41,16 @@ impl Rooms {
 
     /// The room for the next claim.
     pub(crate) fn of(&self, id: u32) -> usize {
-        let limits = self.limits(id);
-        if limits.is_some_and(|limits| limits.is_feed) {
-            return self.left(id);
-        }
-        let sends = limits.map_or(0, |limits| limits.concurrency);
+        let sends = self.limits(id).map_or(0, |limits| limits.concurrency);
         // Never so few that the destination has nothing to send while others have their turns.
         let most_claimed = (self.batch / CLAIMED_SHARE).max(1);
         let most_claimed = most_claimed.max(ROUNDS_OF_SENDS * sends);
         room_for_a_claim(self.most(id).min(most_claimed), self.in_flight(id))
+    }
+
+    /// The same for a feed.
+    pub(crate) fn of_feed(&self, id: u32) -> usize {
+        room_for_a_claim(self.most(id), self.in_flight(id))
     }
 
     /// How many more messages the destination may have in flight.
@@ -58,8 +59,9 @@ impl Rooms {
     }
 
     fn in_flight(&self, id: u32) -> usize {
-        let held = self.held.get(&To::Member(id));
-        held.map_or(0, |held| held.in_flight)
+        let ways = [To::Member(id), To::Feed(id)].into_iter();
+        let held = ways.filter_map(|to| self.held.get(&to));
+        held.map(|held| held.in_flight).sum()
     }
 
     fn limits(&self, id: u32) -> Option<&Limits> {
@@ -72,7 +74,7 @@ impl Rooms {
             None => 0,
             Some(_) if self.doors.closed.contains(&id) => 0,
             Some(_) if self.doors.probed.contains(&id) => 1,
-            // Nothing waits for a sender.
+            // Nothing waits for a sender: one batch is settled while the next is claimed.
             Some(limits) if limits.is_feed => 2 * limits.batch,
             Some(limits) => {
                 let held = self.held.get(&To::Member(id));

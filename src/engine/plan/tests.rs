@@ -209,6 +209,7 @@ impl<'a> Ground<'a> {
             may_send: true,
             doors: vec![door; 2],
             room_to_split: 100,
+            room_of_feeds: 100,
             custody: InCustody {
                 is_nothing_in_flight: true,
                 ..InCustody::default()

@@ -9,6 +9,8 @@ pub(crate) enum To {
     Bulkhead(usize),
     /// To this member, by the senders that all members share.
     Member(u32),
+    /// Into the feed of this member: without senders.
+    Feed(u32),
     /// To no single destination: each message is decided when it is claimed. The message becomes one message for each
     /// of its destinations, goes to its only destination, is settled as delivered if no destination wants it, or is
     /// dead-lettered.
@@ -17,17 +19,19 @@ pub(crate) enum To {
     Nowhere,
 }
 
-/// What shares room: all members are one group, every other way is its own.
+/// What shares room: all members are one group, and so are their feeds; every other way is its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Group {
     Only(To),
     Members,
+    Feeds,
 }
 
 impl To {
     pub(super) fn group(self) -> Group {
         match self {
             Self::Member(_) => Group::Members,
+            Self::Feed(_) => Group::Feeds,
             to => Group::Only(to),
         }
     }

@@ -21,6 +21,8 @@ pub(crate) struct View {
     pub(crate) rooms: Rooms,
     /// The most messages for several destinations that a claim may take.
     pub(crate) room_to_split: usize,
+    /// How many messages for feeds of members a claim may return.
+    pub(crate) room_of_feeds: usize,
     /// Whether messages wait for room in some queue.
     pub(crate) is_queue_full: bool,
     /// How many more messages may be claimed, if there is a limit.
@@ -44,6 +46,7 @@ impl View {
         match group {
             Group::Only(to) => self.room_of(to),
             Group::Members => self.doors.last().map_or(0, |door| door.room),
+            Group::Feeds => self.room_of_feeds,
         }
     }
 
@@ -51,6 +54,7 @@ impl View {
         match to {
             To::Bulkhead(number) => self.doors.get(number).map_or(0, |door| door.room),
             To::Member(id) => self.rooms.of(id).min(self.room(Group::Members)),
+            To::Feed(id) => self.rooms.of_feed(id).min(self.room_of_feeds),
             To::Split => self.room_to_split,
             To::Nowhere => 0,
         }
@@ -59,7 +63,7 @@ impl View {
     pub(super) fn is_open(&self, to: To) -> bool {
         match to {
             To::Bulkhead(number) => self.doors.get(number).is_some_and(|door| door.is_open),
-            To::Member(id) => self.rooms.is_open(id),
+            To::Member(id) | To::Feed(id) => self.rooms.is_open(id),
             To::Split => true,
             To::Nowhere => false,
         }

@@ -52,6 +52,8 @@ pub(crate) struct Bulkhead {
 pub(crate) enum SendsTo {
     Dispatcher(Arc<dyn Dispatcher>),
     Handlers(Arc<dyn Calls>),
+    /// A feed: its messages are settled when they are claimed.
+    Feed,
     /// All members: each has its own dispatcher. At most so many threads send to them.
     Members(usize),
 }
@@ -104,6 +106,7 @@ impl Bulkhead {
     pub(crate) fn most_threads(&self) -> usize {
         match self.serves {
             SendsTo::Members(most) => most,
+            SendsTo::Feed => 0,
             SendsTo::Dispatcher(_) | SendsTo::Handlers(_) => self.limits.concurrency,
         }
     }
@@ -126,7 +129,7 @@ impl Bulkhead {
 
     fn size(&self, message: &Message) -> usize {
         match self.serves {
-            SendsTo::Dispatcher(_) | SendsTo::Members(_) => message.bytes(),
+            SendsTo::Dispatcher(_) | SendsTo::Members(_) | SendsTo::Feed => message.bytes(),
             // A handler works on a copy.
             SendsTo::Handlers(_) => 2 * message.bytes(),
         }
@@ -181,7 +184,7 @@ impl To {
         match self {
             Self::Bulkhead(number) => all.get(number),
             // If there are members, the last bulkhead is theirs.
-            Self::Member(_) => all.last(),
+            Self::Member(_) | Self::Feed(_) => all.last(),
             Self::Split | Self::Nowhere => None,
         }
     }

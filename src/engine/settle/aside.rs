@@ -3,6 +3,7 @@
 //! others.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::settlement::{Kind, Settlement, to};
@@ -286,8 +287,31 @@ impl<D: Database> Settler<'_, D> {
             return Err(group);
         };
         let locked: HashSet<i64> = locked.into_iter().collect();
-        let is_locked = |one: &Settlement| one.each().any(|one| locked.contains(&one.sequence()));
+        let Ok(feeds) = self.locked_feeds(&group) else {
+            return Err(group);
+        };
+        let is_locked = |one: &Settlement| {
+            one.each().any(|one| locked.contains(&one.sequence()))
+                || (one.kind() == Kind::Stored && feeds.contains(&*self.feed_of(one)))
+        };
         Ok(group.into_iter().partition(is_locked))
+    }
+
+    /// The feeds of these messages whose rows another session has locked.
+    fn locked_feeds(&mut self, group: &[Settlement]) -> Result<HashSet<String>, DatabaseError> {
+        let stored = group.iter().filter(|one| one.kind() == Kind::Stored);
+        let feeds: HashSet<Arc<str>> = stored.map(|one| self.feed_of(one)).collect();
+        match self.shared.settings.log {
+            Some(log) if !feeds.is_empty() => {
+                let feeds: Vec<&str> = feeds.iter().map(|name| &**name).collect();
+                Ok(self.db.locked_feeds(log, &feeds)?.into_iter().collect())
+            }
+            _ => Ok(HashSet::new()),
+        }
+    }
+
+    fn feed_of(&self, settlement: &Settlement) -> Arc<str> {
+        settlement.destination(&self.shared.bulkheads)
     }
 
     /// At the end of the relay, releases the messages that are not fanned out yet, and tries all settlements set aside

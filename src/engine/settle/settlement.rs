@@ -267,7 +267,7 @@ impl Settlement {
     }
 
     /// The destination that the message was for, even if the message names none. Empty: no destination serves it.
-    fn destination(&self, bulkheads: &[Bulkhead]) -> Arc<str> {
+    pub(super) fn destination(&self, bulkheads: &[Bulkhead]) -> Arc<str> {
         if let Some(member) = &self.member {
             return Arc::clone(member);
         }

@@ -1,9 +1,10 @@
 //! Settles many messages of one kind by one statement.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use diesel::result::{Error, QueryResult};
 use diesel::{Connection, PgConnection};
+use uuid::Uuid;
 
 use super::settlement::{Kind, Settlement, delivered, failed};
 use super::sql::settle::{self, Claim, Delivered, Failed, Written};
@@ -159,7 +160,8 @@ fn release_broken(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryResult<H
     Ok(broken.iter().map(|one| one.sequence()).collect())
 }
 
-/// Moves messages into their feeds. A feed that has no row yet gets one.
+/// Moves messages into their feeds. A feed that has no row yet gets one. Messages for an earlier registration of an endpoint
+/// are released: whoever claims them next knows what becomes of them.
 fn store(
     conn: &mut PgConnection,
     settle: &Settle<'_>,
@@ -173,8 +175,22 @@ fn store(
     let mut stored = settle::stored(conn, name, lease, messages, keeps, log)?;
     let is_left = |one: &&Delivered| !stored.contains(&one.claim.sequence);
     let left: Vec<Delivered> = messages.iter().filter(is_left).cloned().collect();
-    if !left.is_empty() && log.mend(conn, name, &left)? {
+    if left.is_empty() {
+        return Ok(stored);
+    }
+    let feeds = left.iter().map(|one| (&*one.destination, one.registration));
+    let feeds: Vec<(&str, Option<Uuid>)> = feeds.collect::<BTreeSet<_>>().into_iter().collect();
+    let mended = log.mend(conn, name, &feeds)?;
+    if mended.may_repeat {
         stored.extend(settle::stored(conn, name, lease, &left, keeps, log)?);
+    }
+    if !mended.moved.is_empty() {
+        let is_moved = |one: &&Delivered| {
+            let feed = (one.destination.to_string(), one.registration);
+            mended.moved.contains(&feed)
+        };
+        let moved: Vec<Claim> = left.iter().filter(is_moved).map(|one| one.claim).collect();
+        settle::release(conn, name, lease, &moved)?;
     }
     Ok(stored)
 }

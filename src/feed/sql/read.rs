@@ -29,8 +29,8 @@ pub struct FeedRow {
     pub registration: Option<Uuid>,
     /// The tenant of the endpoint.
     pub tenant_id: Option<Uuid>,
-    base: i64,
-    base_id: Option<Uuid>,
+    pub(crate) base: i64,
+    pub(crate) base_id: Option<Uuid>,
 }
 
 impl FeedRow {
@@ -89,22 +89,29 @@ pub(crate) fn feeds(
     Ok(rows.into_iter().map(feed_row).collect())
 }
 
-/// The cursor of the last event, or of the last emptied one.
+/// The cursor of the last event, or of the last emptied one: both as they are now, because events may have been emptied
+/// since the feed was read.
+///
+/// Text: a lateral join.
 pub(crate) fn last(
     conn: &mut PgConnection,
     name: &OutboxName,
     feed: &FeedRow,
 ) -> QueryResult<Cursor> {
-    let last: Option<(i64, Uuid)> = feed_event::table(name.feed_event())
-        .filter(feed_event::feed.eq(&feed.name))
-        .filter(feed_event::position.gt(feed.base))
-        .order(feed_event::position.desc())
-        .select((feed_event::position, feed_event::message_id))
-        .first(conn)
-        .optional()?;
-    Ok(last.map_or(feed.base(), |(position, id)| {
-        Cursor::new(position, Some(id))
-    }))
+    let last: Option<(i64, Option<Uuid>)> = statement(format!(
+        "SELECT coalesce(e.position, f.base), CASE WHEN e.position IS NULL THEN f.base_id ELSE e.message_id END
+           FROM {feed} f LEFT JOIN LATERAL (SELECT e.position, e.message_id FROM {event} e
+                WHERE e.feed = f.name AND e.position > f.base ORDER BY e.position DESC LIMIT 1) e ON true
+          WHERE f.name = $1 AND f.registration IS NOT DISTINCT FROM $2",
+        event = name.feed_event(),
+        feed = name.feed(),
+    ))
+    .bind::<Text, _>(&feed.name)
+    .bind::<Nullable<SqlUuid>, _>(feed.registration)
+    .giving::<(BigInt, Nullable<SqlUuid>)>()
+    .get_result(conn)
+    .optional()?;
+    Ok(last.map_or(feed.base(), |(position, id)| Cursor::new(position, id)))
 }
 
 /// The cursor before the first event that was stored at this time or later. Times ascend with positions, so a binary search
@@ -156,7 +163,8 @@ struct EventRow {
     occurred_at: Option<PgTimestamp>,
 }
 
-/// The events from this position on, at most so many, and so many as fill a page.
+/// The events from this position on, at most so many, and so many as fill a page. None if the feed has another registration
+/// by now: its events are not for the readers of this one.
 ///
 /// Text: a sum over the rows before.
 pub(crate) fn events(
@@ -172,13 +180,17 @@ pub(crate) fn events(
            FROM (SELECT *, sum(bytes) OVER (ORDER BY position) - bytes AS before
                    FROM (SELECT *, coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) AS bytes
                            FROM {event} WHERE feed = $1 AND position >= $2 ORDER BY position LIMIT $3) e) e
-          WHERE before < $4 ORDER BY position",
+          WHERE before < $4
+            AND EXISTS (SELECT FROM {feed} f WHERE f.name = $1 AND f.registration IS NOT DISTINCT FROM $5)
+          ORDER BY position",
         event = name.feed_event(),
+        feed = name.feed(),
     ))
     .bind::<Text, _>(&feed.name)
     .bind::<BigInt, _>(from)
     .bind::<BigInt, _>(most)
     .bind::<BigInt, _>(PAGE_BYTES)
+    .bind::<Nullable<SqlUuid>, _>(feed.registration)
     .giving::<(
         BigInt,
         SqlUuid,

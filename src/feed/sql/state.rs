@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use diesel::pg::data_types::PgTimestamp;
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Double, Nullable, Text, Uuid as SqlUuid};
+use diesel::sql_types::{Array, BigInt, Double, Nullable, Text, Uuid as SqlUuid};
 use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl};
 use uuid::Uuid;
 
@@ -41,6 +41,11 @@ impl FeedState {
     pub fn unread(&self) -> u64 {
         u64::try_from(self.last_position - self.read_to).unwrap_or(0)
     }
+
+    /// When a reader with a token was last here.
+    pub fn last_read_at(&self) -> Option<SystemTime> {
+        self.readers.iter().filter_map(|one| one.last_read_at).max()
+    }
 }
 
 /// A reader with a token.
@@ -65,29 +70,52 @@ type ReaderRow = (
     Option<PgTimestamp>,
 );
 
-/// All feeds that can be read, by name.
+/// Which feeds are meant.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Which<'a> {
+    /// `None`: all.
+    pub(crate) names: Option<&'a [&'a str]>,
+    /// Only those whose names come after this one.
+    pub(crate) after: Option<&'a str>,
+    /// At most so many.
+    pub(crate) most: Option<i64>,
+}
+
+/// These of the feeds that can be read, by name.
 ///
 /// Text: the last row of each group, by an index.
-pub(crate) fn states(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<FeedState>> {
+pub(crate) fn states(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    which: Which<'_>,
+) -> QueryResult<Vec<FeedState>> {
     let rows: Vec<Row> = statement(format!(
         "SELECT name, tenant_id, of_endpoint, base + 1, last, read_to,
                 extract(epoch FROM clock_timestamp() - (SELECT e.stored_at FROM {event} e
                     WHERE e.feed = f.name AND e.position = read_to + 1))::float8
-           FROM (SELECT f.name, d.tenant_id, d.id IS NOT NULL AS of_endpoint, f.base, p.last,
+           FROM (SELECT f.name, f.tenant_id, f.id IS NOT NULL AS of_endpoint, f.base, p.last,
                         least(p.last, greatest(f.base, (SELECT max(r.last_position) FROM {reader} r WHERE r.feed = f.name))) AS read_to
-                   FROM {feed} f LEFT JOIN {endpoints} d ON d.name = f.name AND d.id = f.registration AND d.kind = 'feed',
+                   FROM (SELECT f.name, f.base, d.id, d.tenant_id
+                           FROM {feed} f LEFT JOIN {endpoints} d ON d.name = f.name AND d.id = f.registration AND d.kind = 'feed'
+                          WHERE (f.registration IS NULL OR d.id IS NOT NULL)
+                            AND ($1 IS NULL OR f.name = ANY($1)) AND ($2 IS NULL OR f.name > $2)
+                          ORDER BY f.name LIMIT $3) f,
                         LATERAL (SELECT greatest(f.base, (SELECT e.position FROM {event} e WHERE e.feed = f.name
-                            ORDER BY e.position DESC LIMIT 1)) AS last) p
-                  WHERE f.registration IS NULL OR d.id IS NOT NULL) f
+                            ORDER BY e.position DESC LIMIT 1)) AS last) p) f
           ORDER BY name",
         event = name.feed_event(),
         reader = name.feed_reader(),
         feed = name.feed(),
         endpoints = all_endpoints_text(name),
     ))
+    .bind::<Nullable<Array<Text>>, _>(which.names)
+    .bind::<Nullable<Text>, _>(which.after)
+    .bind::<Nullable<BigInt>, _>(which.most)
     .giving::<(Text, Nullable<SqlUuid>, diesel::sql_types::Bool, BigInt, BigInt, BigInt, Nullable<Double>)>()
     .load(conn)?;
+    let found: Vec<&str> = rows.iter().map(|row| row.0.as_str()).collect();
     let readers: Vec<ReaderRow> = feed_reader::table(name.feed_reader())
+        .filter(feed_reader::feed.eq_any(&found))
         .order(feed_reader::created_at.desc())
         .select((
             feed_reader::feed,

@@ -2,17 +2,15 @@
 //!
 //! Text: parts of the settle's statement, and a function of the outbox.
 
-use std::collections::BTreeSet;
-
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::sql_types::{Array, Nullable, Text, Uuid as SqlUuid};
-use diesel::{PgConnection, RunQueryDsl};
+use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl};
 use uuid::Uuid;
 
-use crate::engine::settle::sql::log::Log;
-use crate::engine::settle::sql::settle::Delivered;
+use crate::engine::settle::sql::log::{Log, Mended};
 use crate::name::OutboxName;
 use crate::sql::statement::statement;
+use crate::sql::table::feed;
 
 /// The feeds of an outbox.
 #[derive(Debug)]
@@ -43,25 +41,45 @@ impl Log for Feeds {
         )
     }
 
+    fn locked(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        feeds: &[&str],
+    ) -> QueryResult<Vec<String>> {
+        let these = || {
+            feed::table(name.feed())
+                .filter(feed::name.eq_any(feeds))
+                .select(feed::name)
+        };
+        let mut all: Vec<String> = these().load(conn)?;
+        let free: Vec<String> = these().for_no_key_update().skip_locked().load(conn)?;
+        all.retain(|name| !free.contains(name));
+        Ok(all)
+    }
+
     fn mend(
         &self,
         conn: &mut PgConnection,
         name: &OutboxName,
-        left: &[Delivered],
-    ) -> QueryResult<bool> {
-        let feeds: BTreeSet<(&str, Option<Uuid>)> = left
-            .iter()
-            .map(|one| (&*one.destination, one.registration))
-            .collect();
-        let (names, registrations): (Vec<&str>, Vec<Option<Uuid>>) = feeds.into_iter().unzip();
+        feeds: &[(&str, Option<Uuid>)],
+    ) -> QueryResult<Mended> {
+        let (names, registrations): (Vec<&str>, Vec<Option<Uuid>>) = feeds.iter().copied().unzip();
         let made = make(conn, name, &names, &registrations)?;
-        match of_others(conn, name, &names, &registrations)?.first() {
-            None => Ok(made > 0),
+        let moved = of_others(conn, name, &names, &registrations)?;
+        match moved
+            .iter()
+            .find(|(_, registration)| registration.is_none())
+        {
+            None => Ok(Mended {
+                may_repeat: made > 0,
+                moved,
+            }),
             // As the table would refuse it: the settler sets such messages aside, and people are told.
-            Some(feed) => Err(Error::DatabaseError(
+            Some((feed, _)) => Err(Error::DatabaseError(
                 DatabaseErrorKind::CheckViolation,
                 Box::new(format!(
-                    "the feed {feed:?} belongs to another registration: its row in {} says which",
+                    "the feed {feed:?} belongs to an endpoint: its row in {} says to which",
                     name.feed()
                 )),
             )),
@@ -75,16 +93,26 @@ fn of_others(
     name: &OutboxName,
     names: &[&str],
     registrations: &[Option<Uuid>],
-) -> QueryResult<Vec<String>> {
+) -> QueryResult<Vec<(String, Option<Uuid>)>> {
     statement(format!(
-        "SELECT f.name FROM {feed} f JOIN unnest($1::text[], $2::uuid[]) w(name, registration) ON w.name = f.name
+        "SELECT f.name, w.registration FROM {feed} f JOIN unnest($1::text[], $2::uuid[]) w(name, registration) ON w.name = f.name
           WHERE f.registration IS DISTINCT FROM w.registration ORDER BY f.name",
         feed = name.feed(),
     ))
     .bind::<Array<Text>, _>(names)
     .bind::<Array<Nullable<SqlUuid>>, _>(registrations)
-    .giving::<Text>()
+    .giving::<(Text, Nullable<SqlUuid>)>()
     .load(conn)
+}
+
+/// Makes the rows of these feeds of the settings.
+pub(crate) fn make_configured(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    feeds: &[String],
+) -> QueryResult<()> {
+    let names: Vec<&str> = feeds.iter().map(String::as_str).collect();
+    make(conn, name, &names, &vec![None; names.len()]).map(drop)
 }
 
 /// Makes the rows of these feeds that have none.

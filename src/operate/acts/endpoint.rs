@@ -1,17 +1,20 @@
-//! Acts on one endpoint. Each is one file below, listed once in [`ENDPOINT_ACTS`]: commands, JSON and the documents of OpenAPI
-//! present what is listed.
+//! Acts on one endpoint. Each is one file below, listed once in [`ENDPOINT_ACTS`] or [`SENDING_ACTS`]: commands, pages, JSON and
+//! the documents of OpenAPI present what is listed.
 //!
-//! To add one: its file, and its line in [`ENDPOINT_ACTS`].
+//! To add one: its file, and its line in the list.
 
+mod backfill;
 mod disable;
 mod enable;
 #[cfg(feature = "http")]
 mod put;
+mod recover;
 mod remove;
 #[cfg(feature = "http")]
 mod request;
 mod rotate;
 mod send_again;
+mod sending;
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -26,21 +29,27 @@ use crate::operate::sql::waiting::{WaitingChange, count_within};
 use crate::operate::waiting::Note;
 use crate::sql::pinned::pinned;
 
+use self::backfill::BACKFILL;
 pub use self::disable::{DISABLE, while_disabled};
 pub use self::enable::ENABLE;
 #[cfg(feature = "http")]
 pub use self::put::refusal;
+pub use self::recover::RECOVER;
 pub use self::remove::REMOVE;
 #[cfg(feature = "http")]
 pub use self::request::{begin_test, begin_verification};
 pub use self::rotate::rotate;
 pub use self::send_again::send_again;
+pub use self::sending::{Sending, SendingAct, SentMessages};
 
 /// No index has the messages of one destination together, so counting them reads the outbox.
 const LONGEST_COUNT: Duration = Duration::from_secs(2);
 
 /// All acts on one endpoint.
 pub static ENDPOINT_ACTS: &[&EndpointAct] = &[&ENABLE, &DISABLE, &REMOVE];
+
+/// All acts that send an endpoint many messages.
+pub static SENDING_ACTS: &[&SendingAct] = &[&RECOVER, &BACKFILL];
 
 type ChangeEndpoint =
     fn(Endpoints<'_>, &mut PgConnection, &str, &str) -> Result<bool, EndpointError>;
@@ -149,20 +158,8 @@ fn recorded<T>(
     })
 }
 
-/// How many messages wait for their next attempt at the endpoint of this name. No recovery sends them. `None`: so many that
-/// counting them takes too long.
-///
-/// # Errors
-/// If the database fails.
-pub fn retrying(
-    conn: &mut PgConnection,
-    endpoints: Endpoints<'_>,
-    name: &str,
-) -> Result<Option<u64>, EndpointError> {
-    counted(conn, endpoints, name, WaitingChange::Retry)
-}
-
-/// The messages that name the endpoint: those that a route sends there are for others, too.
+/// How many messages that name the endpoint the change is about: those that a route sends there are for others, too. `None`: so
+/// many that counting them takes too long.
 fn counted(
     conn: &mut PgConnection,
     endpoints: Endpoints<'_>,

@@ -11,7 +11,7 @@ use crate::engine::send::sql::pause::{self as store, BREAKER_OPEN, Pausable};
 use crate::error::DatabaseError;
 use crate::hand::Hand;
 use crate::name::OutboxName;
-use crate::operate::chosen::WrongChoice;
+use crate::operate::chosen::{WrongChoice, duration};
 use crate::operate::keys::leases;
 use crate::operate::pauses::{self, Pause, pauses};
 use crate::operate::sql::audit::Act;
@@ -65,7 +65,7 @@ pub struct PauseAnswer {
 }
 
 impl Pausing {
-    /// A pause with this reason ([`OPERATOR`] without one), for a time, or until it is resumed. `is_forced`: also of a destination
+    /// A pause with this reason ([`OPERATOR`] without one), for a time such as `2h`, or until it is resumed. `is_forced`: also of a destination
     /// that nobody knows.
     ///
     /// # Errors
@@ -74,9 +74,10 @@ impl Pausing {
         kind: Pausable,
         name: &str,
         reason: Option<&str>,
-        lasts: Option<Duration>,
+        lasts: Option<&str>,
         is_forced: bool,
     ) -> Result<Self, WrongChoice> {
+        let lasts = lasts.map(|text| duration("for", text)).transpose()?;
         let wrong = |field, why: String| Err(WrongChoice { field, why });
         let (name, reason) = (name.trim(), reason.map_or(OPERATOR, str::trim));
         if name.is_empty() {

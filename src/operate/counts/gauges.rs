@@ -7,8 +7,11 @@ use std::sync::Arc;
 use metrics::{Gauge, gauge};
 
 use crate::endpoints::sql::rows::EndpointCounts;
-use crate::metrics::{ENDPOINTS, MESSAGES, OLDEST_DUE_SECONDS, OTHER, describe, topic_label};
-use crate::operate::sql::depths::Depths;
+use crate::metrics::{
+    ENDPOINTS, FEED_LAG_EVENTS, FEED_LAG_SECONDS, MESSAGES, OLDEST_DUE_SECONDS, OTHER, describe,
+    topic_label,
+};
+use crate::operate::sql::depths::{Depths, FeedLag};
 use crate::shows::shows;
 use crate::status::Status;
 
@@ -41,7 +44,7 @@ struct GaugeValues {
     oldest_due_seconds: f64,
 }
 
-/// The gauges `diesel_outbox_messages`, `diesel_outbox_oldest_due_seconds` and `diesel_outbox_endpoints`, for
+/// The gauges of messages, of endpoints and of feeds, for
 /// a process without a relay. A relay sets them itself. When dropped, they show that nothing waits: nobody counts any more.
 pub struct DepthGauges {
     outbox: Arc<str>,
@@ -51,6 +54,8 @@ pub struct DepthGauges {
     unnamed: usize,
     /// The gauges, by their topic and destination labels.
     lanes: BTreeMap<LaneLabels, LaneGauges>,
+    /// The gauges of feeds, by their label.
+    feeds: BTreeMap<Arc<str>, FeedGauges>,
 }
 
 impl DepthGauges {
@@ -65,6 +70,7 @@ impl DepthGauges {
             destinations: all.map(Arc::from).collect(),
             unnamed: MOST_NAMED,
             lanes: BTreeMap::new(),
+            feeds: BTreeMap::new(),
         }
     }
 
@@ -91,6 +97,34 @@ impl DepthGauges {
             gauges.show(&shown);
         }
         self.show_destinations(depths.endpoints);
+        self.show_feeds(&depths.feeds);
+    }
+
+    /// The first feeds have their own labels, as many as endpoints; the others share one. Feeds that have disappeared show 0.
+    fn show_feeds(&mut self, lags: &[FeedLag]) {
+        let mut shown: BTreeMap<Arc<str>, (i64, f64)> = BTreeMap::new();
+        for lag in lags {
+            let has_label = self.feeds.contains_key(lag.name.as_str());
+            let is_new = !has_label && self.feeds.len() < MOST_NAMED;
+            let label: Arc<str> = match has_label || is_new {
+                true => lag.name.as_str().into(),
+                false => OTHER.into(),
+            };
+            if is_new {
+                let gauges = FeedGauges::new(&self.outbox, &label);
+                self.feeds.insert(Arc::clone(&label), gauges);
+            }
+            let of_label = shown.entry(label).or_default();
+            of_label.0 += lag.events;
+            of_label.1 = of_label.1.max(lag.seconds);
+        }
+        if shown.contains_key(OTHER) && !self.feeds.contains_key(OTHER) {
+            let gauges = FeedGauges::new(&self.outbox, OTHER);
+            self.feeds.insert(OTHER.into(), gauges);
+        }
+        for (label, gauges) in &self.feeds {
+            gauges.show(shown.get(label).copied().unwrap_or_default());
+        }
     }
 
     #[allow(clippy::cast_precision_loss, reason = "gauges are floating-point")]
@@ -100,6 +134,7 @@ impl DepthGauges {
             ("unverified", counts.unverified),
             ("paused", counts.paused),
             ("failing", counts.failing),
+            ("unread", counts.unread),
             ("disabled", counts.disabled),
         ] {
             let outbox = Arc::clone(&self.outbox);
@@ -134,6 +169,8 @@ impl Drop for DepthGauges {
     fn drop(&mut self) {
         let nothing = GaugeValues::default();
         self.lanes.values().for_each(|lane| lane.show(&nothing));
+        let feeds = self.feeds.values();
+        feeds.for_each(|feed| feed.show((0, 0.0)));
     }
 }
 
@@ -187,6 +224,27 @@ impl LaneGauges {
             gauge.set(count as f64);
         }
         self.oldest_due_seconds.set(shown.oldest_due_seconds);
+    }
+}
+
+struct FeedGauges {
+    events: Gauge,
+    seconds: Gauge,
+}
+
+impl FeedGauges {
+    fn new(outbox: &Arc<str>, feed: &str) -> Self {
+        let (outbox, feed): (_, Arc<str>) = (Arc::clone(outbox), feed.into());
+        Self {
+            events: gauge!(FEED_LAG_EVENTS, "outbox" => Arc::clone(&outbox), "feed" => Arc::clone(&feed)),
+            seconds: gauge!(FEED_LAG_SECONDS, "outbox" => outbox, "feed" => feed),
+        }
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "gauges are floating-point")]
+    fn show(&self, (events, seconds): (i64, f64)) {
+        self.events.set(events as f64);
+        self.seconds.set(seconds);
     }
 }
 

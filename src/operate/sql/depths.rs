@@ -9,7 +9,10 @@
 //! Text: subqueries in FROM, `unnest` and TABLESAMPLE, and one list of counts for all of them.
 
 mod dead;
+mod lags;
 pub(super) mod sample;
+
+pub use self::lags::FeedLag;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -49,6 +52,8 @@ pub struct Depths {
     pub dead: Vec<DeadDepth>,
     /// The endpoints.
     pub endpoints: EndpointCounts,
+    /// The feeds, those with most events that nobody has read first.
+    pub feeds: Vec<FeedLag>,
     /// At least one of the numbers is an estimate.
     pub is_estimate: bool,
 }
@@ -244,11 +249,13 @@ struct DepthRead {
     factor: Option<f64>,
     dead: Vec<DeadDepth>,
     endpoints: EndpointCounts,
+    feeds: Vec<FeedLag>,
 }
 
 /// Few statements, because a relay repeats them.
 fn read(conn: &mut PgConnection, name: &OutboxName, care: Care) -> QueryResult<DepthRead> {
-    let (endpoints, pages) = rows::counts_and_pages(conn, name, [&name.outbox(), &name.dead()])?;
+    let tables = [&name.outbox(), &name.dead(), &name.feed()];
+    let (endpoints, pages) = rows::counts_and_pages(conn, name, tables.map(String::as_str))?;
     let [(from, factor), (dead, factor_of_dead)] =
         [(name.outbox(), pages[0]), (name.dead(), pages[1])]
             .map(|(table, pages)| sample::source(&table, pages, care));
@@ -257,6 +264,11 @@ fn read(conn: &mut PgConnection, name: &OutboxName, care: Care) -> QueryResult<D
         factor,
         dead: dead::depths(conn, name, &dead, factor_of_dead)?,
         endpoints,
+        // Without a feed, without a statement.
+        feeds: match pages[2] {
+            0 => Vec::new(),
+            _ => lags::lags(conn, name)?,
+        },
     })
 }
 
@@ -266,6 +278,7 @@ fn of_read(conn: &mut PgConnection, name: &OutboxName, read: DepthRead) -> Query
         factor,
         dead,
         endpoints,
+        feeds,
     } = read;
     let mut lanes = match factor {
         None => rows.into_iter().map(exact).collect(),
@@ -278,6 +291,7 @@ fn of_read(conn: &mut PgConnection, name: &OutboxName, read: DepthRead) -> Query
         lanes,
         dead,
         endpoints,
+        feeds,
         is_estimate,
     })
 }

@@ -20,10 +20,11 @@ use crate::error::DatabaseError;
 use crate::message::Sequence;
 use crate::name::OutboxName;
 use crate::outbox::sql::waiting::cancel_waiting;
+use crate::setup::sql::inspect::has_feeds;
 use crate::sql::functions::{Json, On, all_of, given, text_or};
 use crate::sql::looking::looking;
 use crate::sql::statement::unprepared;
-use crate::sql::table::{attempt, dead, ledger, outbox};
+use crate::sql::table::{attempt, dead, feed_event, ledger, outbox};
 use crate::status::ReasonCode;
 
 /// The most messages that one search finds.
@@ -41,6 +42,8 @@ pub struct Expunged {
     pub ledger_entries: u64,
     /// Attempts blanked.
     pub attempts: u64,
+    /// Events of feeds blanked. Their positions remain.
+    pub feed_events: u64,
     /// Messages of which relays hold live rows, which remain. Call [`expunge`](crate::admin::expunge) for each once they
     /// are settled.
     pub left: BTreeSet<Uuid>,
@@ -64,6 +67,7 @@ impl Expunged {
         self.discarded += step.discarded;
         self.ledger_entries += step.ledger_entries;
         self.attempts += step.attempts;
+        self.feed_events += step.feed_events;
         self.left.extend(step.left);
     }
 }
@@ -221,6 +225,9 @@ macro_rules! looks {
     (@is_meant ledger, $name:ident, $subject:ident) => {
         looks!(@is_of ledger, $subject).and(has_content($name))
     };
+    (@is_meant feed_event, $name:ident, $subject:ident) => {
+        looks!(@is_of feed_event, $subject).and(feed_event::payload.is_not_null())
+    };
     (@is_meant $table:ident, $name:ident, $subject:ident) => {
         looks!(@is_of $table, $subject)
     };
@@ -263,6 +270,20 @@ looks! {
     outbox: live count_live;
     dead: letters count_letters;
     ledger: entries count_entries;
+    feed_event: events count_events;
+}
+
+/// Events of feeds, if the outbox has their tables.
+fn events_if_there(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    subject: &Subject,
+    after: Option<Uuid>,
+) -> QueryResult<Vec<Uuid>> {
+    match has_feeds(conn, name)? {
+        true => events(conn, name, subject, after),
+        false => Ok(Vec::new()),
+    }
 }
 
 /// Finds messages of a subject, in the order of their ids, after an id; at most [`LOOK`].
@@ -270,7 +291,7 @@ type FindSubject =
     fn(&mut PgConnection, &OutboxName, &Subject, Option<Uuid>) -> QueryResult<Vec<Uuid>>;
 
 /// The searches, in the order in which a message goes through the tables.
-pub(crate) const LOOKS: [FindSubject; 3] = [live, letters, entries];
+pub(crate) const LOOKS: [FindSubject; 4] = [live, letters, entries, events_if_there];
 
 /// The rows of a subject: what an expunge of all its messages would do. Attempts are not counted.
 pub(crate) fn count(
@@ -282,6 +303,10 @@ pub(crate) fn count(
         cancelled: count_live(conn, name, subject)?,
         discarded: count_letters(conn, name, subject)?,
         ledger_entries: count_entries(conn, name, subject)?,
+        feed_events: match has_feeds(conn, name)? {
+            true => count_events(conn, name, subject)?,
+            false => 0,
+        },
         ..Expunged::default()
     })
 }
@@ -335,7 +360,19 @@ pub(crate) fn expunge(
             attempt::response.eq(None::<String>),
         ))
         .execute(conn)?;
+    let events = match has_feeds(conn, name)? {
+        true => update(feed_event::table(name.feed_event()))
+            .filter(feed_event::message_id.eq_any(ids))
+            .filter(feed_event::payload.is_not_null())
+            .set((
+                feed_event::payload.eq(None::<Json<'_>>),
+                feed_event::headers.eq(None::<Json<'_>>),
+            ))
+            .execute(conn)?,
+        false => 0,
+    };
     Ok(Expunged {
+        feed_events: events as u64,
         cancelled: cancelled as u64,
         discarded: discarded as u64,
         // Without those of the rows just cancelled, which never had content.
@@ -350,12 +387,15 @@ pub(crate) fn check_rights(
     conn: &mut PgConnection,
     name: &OutboxName,
 ) -> Result<(), DatabaseError> {
-    let needed = [
+    let mut needed = vec![
         (name.outbox(), "DELETE"),
         (name.dead(), "DELETE"),
         (name.attempt(), "UPDATE"),
         (name.ledger(), "UPDATE"),
     ];
+    if has_feeds(conn, name)? {
+        needed.push((name.feed_event(), "UPDATE"));
+    }
     need(conn, name, "expunge messages", &needed)
 }
 

@@ -9,7 +9,7 @@ use diesel::prelude::{
     QueryDsl, RunQueryDsl,
 };
 use diesel::result::QueryResult;
-use diesel::sql_types::Text;
+use diesel::sql_types::{Array, BigInt, Nullable, Text, Uuid as SqlUuid};
 use diesel::{PgConnection, delete, select, update};
 use uuid::Uuid;
 
@@ -18,11 +18,12 @@ use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::outbox::sql::waiting::{cancel_waiting, free};
 use crate::setup::sql::catalogue::has_table_privilege;
-use crate::sql::absent::all_endpoints;
+use crate::setup::sql::inspect::has_feeds;
+use crate::sql::absent::{all_endpoints, all_endpoints_text};
 use crate::sql::functions::{given, to_regclass};
 use crate::sql::looking::looking;
-use crate::sql::statement::unprepared;
-use crate::sql::table::{attempt, dead, endpoint, ledger, outbox, pause};
+use crate::sql::statement::{statement, unprepared, unprepared_statement};
+use crate::sql::table::{attempt, dead, endpoint, feed, ledger, outbox, pause};
 
 /// The most rows that one search finds.
 pub(crate) const LOOK: i64 = 100_000;
@@ -148,6 +149,64 @@ pub(crate) fn blank_entries(
         .execute(conn)
 }
 
+/// Events of feeds, by feed and position.
+///
+/// Text: Diesel has no comparison of rows.
+pub(crate) fn events(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    tenant: Uuid,
+    after: Option<(String, i64)>,
+) -> QueryResult<Vec<(String, i64)>> {
+    if !has_feeds(conn, name)? {
+        return Ok(Vec::new());
+    }
+    let (feed, position) = after.unzip();
+    looking(conn, None, |conn| {
+        unprepared_statement(format!(
+            "SELECT feed, position FROM {} WHERE tenant_id = $1 AND ($2 IS NULL OR (feed, position) > ($2, $3))
+              ORDER BY feed, position LIMIT $4",
+            name.feed_event()
+        ))
+        .bind::<SqlUuid, _>(tenant)
+        .bind::<Nullable<Text>, _>(feed)
+        .bind::<Nullable<BigInt>, _>(position)
+        .bind::<BigInt, _>(LOOK)
+        .giving::<(Text, BigInt)>()
+        .load(conn)
+    })
+}
+
+/// Blanks these events, so that no feed has a gap. Those of the tenant's own feeds are removed: nobody reads them any more.
+///
+/// Text: Diesel has no UPDATE or DELETE with a join.
+pub(crate) fn forget_events(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    tenant: Uuid,
+    keys: &[(String, i64)],
+) -> QueryResult<usize> {
+    let (feeds, positions): (Vec<&str>, Vec<i64>) =
+        keys.iter().map(|(feed, at)| (feed.as_str(), *at)).unzip();
+    statement(format!(
+        "WITH these AS (SELECT * FROM unnest($1::text[], $2::bigint[]) t(feed, position)),
+              own AS (SELECT name FROM {endpoints} d WHERE d.tenant_id = $3),
+              removed AS (DELETE FROM {event} e USING these t
+                           WHERE e.feed = t.feed AND e.position = t.position AND e.feed IN (SELECT name FROM own)),
+              blanked AS (UPDATE {event} e SET payload = NULL, headers = NULL, ordering_key = NULL, tenant_id = NULL
+                            FROM these t
+                           WHERE e.feed = t.feed AND e.position = t.position AND e.feed NOT IN (SELECT name FROM own))
+         SELECT 1",
+        event = name.feed_event(),
+        endpoints = all_endpoints_text(name),
+    ))
+    .bind::<Array<Text>, _>(feeds)
+    .bind::<Array<BigInt>, _>(positions)
+    .bind::<SqlUuid, _>(tenant)
+    .execute(conn)?;
+    Ok(keys.len())
+}
+
 /// Removes endpoints. The pauses that the trigger inserts for them are removed, too, unless a message
 /// names the destination.
 pub(crate) fn remove_endpoints(
@@ -178,6 +237,11 @@ pub(crate) fn remove_endpoints(
                     .and(pause::name.eq_any(unnamed)),
             )
             .execute(conn)?;
+        if has_feeds(conn, name)? {
+            delete(feed::table(name.feed()))
+                .filter(feed::name.eq_any(&gone))
+                .execute(conn)?;
+        }
         Ok(gone.len())
     })
 }
@@ -210,6 +274,13 @@ pub(crate) fn check_rights(
     ];
     if name.has_endpoints() {
         needed.push((name.endpoint(), "DELETE"));
+    }
+    if has_feeds(conn, name)? {
+        needed.extend([
+            (name.feed_event(), "UPDATE"),
+            (name.feed_event(), "DELETE"),
+            (name.feed(), "DELETE"),
+        ]);
     }
     need(conn, name, "forget the tenant", &needed)
 }
@@ -244,7 +315,6 @@ pub(super) fn need(
 mod tests {
     use diesel::connection::SimpleConnection;
     use diesel::dsl::sql;
-    use diesel::sql_types::BigInt;
 
     use super::*;
     use crate::endpoints::sql::removed::removed_of;

@@ -132,12 +132,20 @@ fn feeds_creation(name: &OutboxName) -> String {
     format!("SELECT outbox_create_feeds('{name}');")
 }
 
-/// SQL that creates an outbox like this one: with the tables of endpoints, or without.
-pub(crate) fn creation_like(name: &OutboxName, found: &OutboxName) -> String {
-    match found.has_endpoints() {
-        true => EndpointTables::WithOutbox.creation(name),
-        false => EndpointTables::Never.creation(name),
+/// SQL that creates an outbox like this one: with the tables of endpoints and of feeds, or without.
+pub(crate) fn creation_like(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    found: &OutboxName,
+) -> QueryResult<String> {
+    let mut sql = format!("SELECT outbox_create('{name}');");
+    if found.has_endpoints() {
+        sql += &endpoints_creation(name);
     }
+    if inspect::has_feeds(conn, found)? {
+        sql += &feeds_creation(name);
+    }
+    Ok(sql)
 }
 
 /// Applies the missing steps, and creates the outbox `name` if it is missing. A step that a migration of the

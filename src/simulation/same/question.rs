@@ -314,7 +314,8 @@ impl<'a> Dice<'a> {
         let mut messages = claims.iter().map(|number| &self.claimed[*number]);
         let may_be_split = messages.all(|message| self.may_be_split(message));
         let verdict = match self.rng.u8(..13) {
-            0..4 => Verdict::Delivered(Response::default()),
+            0..3 => Verdict::Delivered(Response::default()),
+            3 => Verdict::Stored,
             4 => Verdict::Deduplicated(1),
             5 | 6 => Verdict::Retry(failure, turns(self.rng.u32(0..3)), attempt),
             7 | 8 => Verdict::Dead(failure, attempt),

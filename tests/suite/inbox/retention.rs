@@ -156,7 +156,7 @@ fn a_relay_that_cannot_clean_the_inbox_says_so_once_and_delivers() {
     database.execute(&format!(
         "CREATE ROLE {role}; GRANT USAGE ON SCHEMA public TO {role};
          GRANT ALL ON ALL TABLES IN SCHEMA public TO {role};
-         GRANT EXECUTE ON FUNCTION outbox_rotate(interval), outbox_blank(timestamptz, timestamptz, integer) TO {role};
+         GRANT EXECUTE ON FUNCTION outbox_rotate(interval), outbox_blank(timestamptz, timestamptz, integer), outbox_feed_rotate(interval, bigint) TO {role};
          REVOKE DELETE ON outbox_inbox FROM {role}"
     ));
     let said = "needs SELECT and DELETE on outbox_inbox";

@@ -7,6 +7,7 @@ use maud::{Markup, html};
 use uuid::Uuid;
 
 use super::{on, page_of};
+use crate::pages::acts::capital;
 use crate::pages::layout::{act, dialog};
 use crate::pages::{Refusal, Visit, content, link, words};
 use crate::response::Response;
@@ -176,13 +177,11 @@ fn question(visit: &Visit<'_>, asked: &EndpointAct, name: &str) -> Result<Respon
         return Ok(nobody(name));
     };
     let path = format!("/endpoint/{}", asked.name);
-    let mut title = format!("{} {name}?", asked.name);
-    if let Some(first) = title.get_mut(..1) {
-        first.make_ascii_uppercase();
-    }
+    let verb = capital(asked.name);
+    let title = format!("{verb} {name}?");
     let buttons = html! {
         label.field { "Why" input name="reason" maxlength="200"; }
-        button.danger.sure { (title.split(' ').next().unwrap_or_default()) }
+        button.danger.sure { (verb) }
         a.button.second href=(page_of(name)) { "No, go back" }
     };
     let about = [("name", name), ("sure", "yes")];

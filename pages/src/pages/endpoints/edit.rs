@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use diesel_outbox::admin::Note;
 use diesel_outbox::config::{SigningSecret, Verification};
-use diesel_outbox::endpoints::{Endpoint, EndpointAnswer, EndpointCheck, EndpointFilter};
+use diesel_outbox::endpoints::{
+    Endpoint, EndpointAnswer, EndpointCheck, EndpointFilter, EndpointKind,
+};
 use diesel_outbox::program::{self, Act};
 use http::StatusCode;
 use maud::{Markup, html};
@@ -14,6 +16,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::change::nobody;
+use super::feed::is_feed;
 use super::{get, no_endpoint, on, page_of, url};
 use crate::api::given;
 use crate::pages::layout::{dialog, token};
@@ -29,6 +32,14 @@ const VERIFICATIONS: [Verification; 5] = [
     Verification::ChallengeSkip,
     Verification::CloudEvents,
     Verification::CloudEventsSkip,
+];
+
+const KINDS: [(EndpointKind, &str); 2] = [
+    (EndpointKind::Webhook, "Messages are posted to its URL."),
+    (
+        EndpointKind::Feed,
+        "Consumers read it with a token. It has no URL.",
+    ),
 ];
 
 /// The form for a new endpoint, or for the endpoint with this name.
@@ -59,22 +70,32 @@ fn form(guest: &Guest, found: Option<&Endpoint>) -> Markup {
             (token(guest))
             @match found {
                 Some(_) => { input type="hidden" name="name" value=(one.name); input type="hidden" name="is" value="known"; }
-                None => { label.field { "Name" input name="name" required maxlength="200"; } }
+                None => {
+                    label.field { "Name" input name="name" required maxlength="200"; }
+                    fieldset {
+                        @for (kind, about) in KINDS {
+                            label {
+                                input type="radio" name="kind" value=(kind) checked[kind == EndpointKind::Webhook];
+                                " " strong { (kind) } " " span.quiet { (about) }
+                            }
+                        }
+                    }
+                }
             }
-            label.field { "URL" @if found.is_some() { " (empty: unchanged)" }
-                input name="url" type="url" required[found.is_none()] placeholder=(if found.is_some() { url(guest, &one) } else { "https://example.com/hooks".to_owned() });
-            }
+            @if !is_feed(&one) { label.field.of-webhook { "URL" @if found.is_some() { " (empty: unchanged)" }
+                input name="url" type="url" placeholder=(if found.is_some() { url(guest, &one) } else { "https://example.com/hooks".to_owned() });
+            } }
             label.field { "Topics, one pattern a line" textarea name="topics" rows="3" required { (one.topics.join("\n")) } }
             label.field { "Tenant (empty: all)" input name="tenant" value=(one.tenant_id.map_or_else(String::new, |id| id.to_string())); }
             label.field { "Filter, as JSON (empty: all messages)"
                 textarea name="filter" rows="3" { @if let Some(filter) = &one.filter { (filter) } }
             }
             label.field { "Description" input name="description" value=(one.description.as_deref().unwrap_or_default()); }
-            label.field { "Verification of the endpoint"
+            @if !is_feed(&one) { label.field.of-webhook { "Verification of the endpoint"
                 select name="verification" {
                     @for word in VERIFICATIONS { option value=(word) selected[word == one.verification] { (word) } }
                 }
-            }
+            } }
             p.quiet { "Headers, authentication, limits and retries stay as they are: " code { "diesel-outbox endpoint put" } " changes them." }
             div.do {
                 button { @if found.is_some() { "Change" } @else { "Register" } }
@@ -152,14 +173,14 @@ impl Written {
     }
 }
 
-/// Registers the endpoint, and returns its secret, or changes a known one.
+/// Registers an endpoint of the kind `new`, and returns its secret, if it has one; or changes a known endpoint.
 pub(in crate::pages) fn write(
     visit: &Visit<'_>,
     name: &str,
-    is_known: bool,
+    new: Option<EndpointKind>,
     written: Written,
 ) -> Result<Option<SigningSecret>, Refusal> {
-    let secret = (!is_known).then(SigningSecret::random);
+    let secret = (new == Some(EndpointKind::Webhook)).then(SigningSecret::random);
     // What cannot be read is refused before anything is written.
     let mut tried = Endpoint::new(name, "");
     written.write(&mut tried).map_err(Refusal::Invalid)?;
@@ -167,14 +188,17 @@ pub(in crate::pages) fn write(
         let note = Note::new(&visit.guest.who, &written.why);
         let mut refused = None;
         let written = program::audited(conn, outbox, &note, Act::PutEndpoint, name, |conn| {
-            if let Some(secret) = &secret {
+            if let Some(kind) = new {
                 if destinations.get(conn, name)?.is_some() {
                     let why = format!("There is already an endpoint {name:?}.");
                     refused = Some(Refusal::Taken(why));
                     return Ok(false);
                 }
                 let url = written.url.clone().unwrap_or_default();
-                let new = Endpoint::new(name, url).secret(secret.clone());
+                let new = Endpoint::new(name, url).configure(|new| {
+                    new.kind = kind;
+                    new.secret.clone_from(&secret);
+                });
                 destinations.put(conn, &new)?;
             }
             destinations.change(conn, name, |row| {
@@ -189,24 +213,44 @@ pub(in crate::pages) fn write(
         })
     })?;
     done?;
-    let what = match is_known {
-        true => "changed",
-        false => "registered",
-    };
-    log(visit, name, what);
+    log(visit, name, done_to(new));
     Ok(secret)
+}
+
+fn done_to(new: Option<EndpointKind>) -> &'static str {
+    match new {
+        Some(_) => "registered",
+        None => "changed",
+    }
+}
+
+/// The kind of a new endpoint; absent: a webhook.
+pub(in crate::pages) fn kind(word: &str) -> Result<EndpointKind, Refusal> {
+    match word {
+        "" => Ok(EndpointKind::Webhook),
+        word => word
+            .parse()
+            .map_err(|error| Refusal::Invalid(format!("kind: {error}"))),
+    }
 }
 
 /// Registers the endpoint, or changes it if the form knew it.
 pub(in crate::pages) fn put(visit: &Visit<'_>) -> Result<Response, Refusal> {
-    let (name, is_known) = (visit.get("name"), visit.get("is") == "known");
-    let changed = [("name", name), ("done", "changed")];
-    Ok(
-        match write(visit, name, is_known, Written::of(visit.form)?)? {
-            Some(secret) => only_now(visit, name, &format!("{name} is registered"), &secret),
-            None => Response::see_other(&link("/endpoints", &changed)),
-        },
-    )
+    let name = visit.get("name");
+    let new = match visit.get("is") {
+        "known" => None,
+        _ => Some(kind(visit.get("kind"))?),
+    };
+    let mut written = Written::of(visit.form)?;
+    if new == Some(EndpointKind::Feed) {
+        // The form has these fields for webhooks.
+        (written.url, written.verification) = (None, None);
+    }
+    let done = [("name", name), ("done", done_to(new))];
+    Ok(match write(visit, name, new, written)? {
+        Some(secret) => only_now(visit, name, &format!("{name} is registered"), &secret),
+        None => Response::see_other(&link("/endpoints", &done)),
+    })
 }
 
 /// Gives the endpoint a new secret. The older ones also sign for a while, such as `24h`. `None`: there is no such

@@ -326,6 +326,7 @@ impl Facts<'_> {
         }
         for (count, state) in [
             (self.endpoints.failing, "failing"),
+            (self.endpoints.unread, "unread"),
             (self.endpoints.paused, "paused"),
             (self.endpoints.unverified, "unverified"),
             (self.endpoints.disabled, "disabled"),

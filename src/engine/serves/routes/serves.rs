@@ -16,7 +16,7 @@ const EVERYTHING: &str = "*";
 pub(crate) struct Serves {
     /// Topic patterns and their destinations, most specific first.
     pub(crate) routes: Vec<NamedRoute>,
-    /// The names of destinations with a URL.
+    /// The names of destinations with a URL, then of feeds.
     pub(crate) destinations: Vec<String>,
     /// Groups of handlers and their topics.
     pub(crate) handlers: Vec<NamedRoute>,

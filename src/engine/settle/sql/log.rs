@@ -5,7 +5,8 @@ use std::fmt::Debug;
 use diesel::PgConnection;
 use diesel::result::QueryResult;
 
-use super::settle::Delivered;
+use uuid::Uuid;
+
 use crate::name::OutboxName;
 
 /// Writes events of feeds, as parts of the settle's statement.
@@ -17,16 +18,33 @@ pub(crate) trait Log: Debug + Send + Sync {
     /// An INSERT of an event for each row of `gone` and its `outcome`, behind the last one of a feed that is `held`.
     fn stores(&self, name: &OutboxName) -> String;
 
-    /// Makes what a settle of these messages lacks. `true`: it may be repeated.
+    /// Those of these feeds whose rows another session has locked. Waits for no row.
+    fn locked(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        feeds: &[&str],
+    ) -> QueryResult<Vec<String>>;
+
+    /// Makes what a settle into these feeds lacks, each with its registration.
     ///
     /// # Errors
-    /// A refusal of the database: the feed belongs to another registration.
+    /// A refusal of the database: the feed of a relay's settings belongs to an endpoint.
     fn mend(
         &self,
         conn: &mut PgConnection,
         name: &OutboxName,
-        left: &[Delivered],
-    ) -> QueryResult<bool>;
+        feeds: &[(&str, Option<Uuid>)],
+    ) -> QueryResult<Mended>;
+}
+
+/// What became of feeds that a settle has left out.
+#[derive(Debug, Default)]
+pub(crate) struct Mended {
+    /// Whether the settle may be repeated.
+    pub(crate) may_repeat: bool,
+    /// Those whose endpoint was registered again, or given to another tenant, since the messages were claimed.
+    pub(crate) moved: Vec<(String, Option<Uuid>)>,
 }
 
 /// The log, if the library is built with feeds.

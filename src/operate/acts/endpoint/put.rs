@@ -3,7 +3,7 @@
 use diesel::PgConnection;
 
 use crate::config::Config;
-use crate::endpoints::{EndpointError, Endpoints};
+use crate::endpoints::{EndpointError, EndpointKind, Endpoints};
 
 /// Why a relay with these settings would not send to the endpoint. Its messages wait, unless another relay has settings that
 /// allow it.
@@ -16,6 +16,10 @@ pub fn refusal(
     name: &str,
     config: &Config,
 ) -> Result<Option<String>, EndpointError> {
+    let found = endpoints.get(conn, name)?;
+    if found.is_none_or(|one| one.kind == EndpointKind::Feed && one.problem.is_none()) {
+        return Ok(None);
+    }
     match endpoints.test(conn, name, config) {
         Ok(_) => Ok(None),
         Err(error @ (EndpointError::Refused(_) | EndpointError::Invalid(_))) => {

@@ -140,7 +140,7 @@ fn without_a_database_it_says_so() {
 #[test]
 fn failing_and_disabled_destinations_are_remarks_of_every_verdict() {
     let mut endpoints = EndpointCounts::default();
-    (endpoints.failing, endpoints.disabled) = (2, 1);
+    (endpoints.failing, endpoints.unread, endpoints.disabled) = (2, 1, 1);
     let idle = verdict(Facts {
         endpoints,
         ..working()
@@ -150,6 +150,7 @@ fn failing_and_disabled_destinations_are_remarks_of_every_verdict() {
         idle.reasons,
         [
             "2 endpoints are failing (see Endpoints).",
+            "1 endpoint is unread (see Endpoints).",
             "1 endpoint is disabled (see Endpoints)."
         ]
     );

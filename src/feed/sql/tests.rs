@@ -1,0 +1,445 @@
+//! Events that settles write, readers read and retention empties, each at any moment.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use diesel::connection::SimpleConnection;
+use diesel::pg::data_types::PgTimestamp;
+use diesel::sql_types::{BigInt, Timestamptz};
+use diesel::{Connection, PgConnection, RunQueryDsl};
+use uuid::Uuid;
+
+use super::read::{self, FeedRow};
+use super::store::{Feeds, make};
+use super::{keeping, store};
+use crate::engine::lease::sql::lease::LeaseId;
+use crate::engine::settle::sql::log::Log;
+use crate::engine::settle::sql::settle::{Claim, Delivered, stored};
+use crate::feed::Cursor;
+use crate::feed::page::{After, Discontinued, FeedPage, page};
+use crate::sql::statement::statement;
+use crate::sql::tests::Outbox;
+
+const LEASE: LeaseId = LeaseId(1);
+const NEVER: Duration = Duration::from_secs(3600);
+
+fn outbox() -> Outbox {
+    let outbox = Outbox::new();
+    let made = format!("SELECT public.outbox_create_feeds('{}')", outbox.name);
+    outbox.connect().batch_execute(&made).expect("feeds");
+    outbox
+}
+
+/// Registers an endpoint that is a feed.
+fn register(conn: &mut PgConnection, outbox: &Outbox, feed: &str) -> FeedRow {
+    let name = &outbox.name;
+    let put = format!("INSERT INTO {name}_endpoint (name, kind) VALUES ('{feed}', 'feed')");
+    conn.batch_execute(&put).expect("registered");
+    row(conn, outbox, feed)
+}
+
+fn row(conn: &mut PgConnection, outbox: &Outbox, feed: &str) -> FeedRow {
+    let found = read::feed(conn, &outbox.name, feed).expect("read");
+    found.expect("the feed is there")
+}
+
+/// Enqueues and claims messages.
+fn claim(conn: &mut PgConnection, outbox: &Outbox, count: usize) -> Vec<Claim> {
+    let rows: Vec<(i64, PgTimestamp)> = statement(format!(
+        "INSERT INTO {} (topic, payload, locked_by, locked_at)
+         SELECT 'a', '1', 1, clock_timestamp() FROM generate_series(1, {count}) RETURNING sequence, locked_at",
+        outbox.name.outbox()
+    ))
+    .giving::<(BigInt, Timestamptz)>()
+    .load(conn)
+    .expect("claimed");
+    let claim = |(sequence, at): (i64, PgTimestamp)| Claim { sequence, at: at.0 };
+    rows.into_iter().map(claim).collect()
+}
+
+fn delivered(claim: Claim, feed: &str, registration: Option<Uuid>) -> Delivered {
+    Delivered {
+        claim,
+        destination: feed.into(),
+        registration,
+        http_status: None,
+        response: None,
+    }
+}
+
+/// Settles messages. Returns how many became events.
+fn settle(conn: &mut PgConnection, outbox: &Outbox, messages: &[Delivered]) -> usize {
+    let settled = stored(conn, &outbox.name, LEASE, messages, false, &Feeds);
+    settled.expect("settled").len()
+}
+
+/// Stores so many events in the feed.
+fn add(conn: &mut PgConnection, outbox: &Outbox, feed: &FeedRow, count: usize) {
+    let claims = claim(conn, outbox, count).into_iter();
+    let messages = claims.map(|claim| delivered(claim, &feed.name, feed.registration));
+    let messages: Vec<Delivered> = messages.collect();
+    assert_eq!(settle(conn, outbox, &messages), count);
+}
+
+fn rotate(
+    conn: &mut PgConnection,
+    outbox: &Outbox,
+    keep: Duration,
+    most: Option<u64>,
+) -> (i32, bool) {
+    let done = keeping::rotate(conn, &outbox.name, keep, most).expect("rotated");
+    done.expect("the outbox has feeds")
+}
+
+fn read_page(
+    conn: &mut PgConnection,
+    outbox: &Outbox,
+    feed: &FeedRow,
+    after: After,
+) -> Result<FeedPage, Discontinued> {
+    page((conn, &outbox.name), feed, after, 1000).expect("a page")
+}
+
+fn positions(page: &FeedPage) -> Vec<i64> {
+    page.events.iter().map(|event| event.position).collect()
+}
+
+/// R73
+#[test]
+fn old_events_are_emptied_and_positions_continue_behind_them() {
+    let outbox = outbox();
+    let conn = &mut outbox.connect();
+    let (a, b) = (register(conn, &outbox, "a"), register(conn, &outbox, "b"));
+    let beginning = Cursor::START;
+    add(conn, &outbox, &a, 10);
+    add(conn, &outbox, &b, 3);
+    let all = read_page(conn, &outbox, &a, After::Begin).expect("all");
+    assert_eq!(positions(&all), (1..=10).collect::<Vec<_>>());
+    let fifth = Cursor::new(5, Some(all.events[4].message_id));
+
+    // The first call opens a part, the second one closes it.
+    assert_eq!(rotate(conn, &outbox, NEVER, None), (0, false));
+    assert_eq!(rotate(conn, &outbox, Duration::ZERO, None), (0, false));
+    assert_eq!(rotate(conn, &outbox, NEVER, None), (0, false));
+    assert_eq!(
+        read_page(conn, &outbox, &a, After::Begin)
+            .expect("all")
+            .events
+            .len(),
+        10
+    );
+
+    // While somebody reads the part, it is left, and so are the rows of the feeds.
+    let reader = &mut outbox.connect();
+    reader
+        .batch_execute(&format!("BEGIN; TABLE {}_feed_event", outbox.name))
+        .expect("reads");
+    assert_eq!(rotate(conn, &outbox, Duration::ZERO, None), (0, true));
+    assert_eq!(row(conn, &outbox, "a").base(), beginning);
+    // So they are while a settle holds a feed.
+    reader.batch_execute("ROLLBACK; BEGIN").expect("ended");
+    let claims = claim(reader, &outbox, 1);
+    settle(
+        reader,
+        &outbox,
+        &[delivered(claims[0], "b", b.registration)],
+    );
+    assert_eq!(rotate(conn, &outbox, Duration::ZERO, None), (0, true));
+    assert_eq!(row(conn, &outbox, "a").base(), beginning);
+    reader.batch_execute("ROLLBACK").expect("ended");
+
+    assert_eq!(rotate(conn, &outbox, Duration::ZERO, None), (1, false));
+    let emptied = row(conn, &outbox, "a");
+    assert_eq!(
+        emptied.base(),
+        all.next,
+        "position and id of the last event"
+    );
+    assert_eq!(row(conn, &outbox, "b").base().position(), 3);
+    let none = read_page(conn, &outbox, &emptied, After::Cursor(all.next)).expect("caught up");
+    assert_eq!((positions(&none), none.next), (Vec::new(), all.next));
+    assert_eq!(
+        read::last(conn, &outbox.name, &a).expect("last"),
+        all.next,
+        "with a row read before"
+    );
+
+    add(conn, &outbox, &a, 2);
+    // Also with a row that was read before the events were emptied.
+    for feed in [&a, &emptied] {
+        let next = read_page(conn, &outbox, feed, After::Cursor(all.next)).expect("continues");
+        assert_eq!(positions(&next), [11, 12]);
+        assert_eq!(
+            positions(&read_page(conn, &outbox, feed, After::Begin).expect("begins")),
+            [11, 12]
+        );
+        for cursor in [fifth, beginning] {
+            let expired = read_page(conn, &outbox, feed, After::Cursor(cursor));
+            let first_position = 11;
+            assert_eq!(
+                expired.err(),
+                Some(Discontinued::Expired { first_position })
+            );
+        }
+    }
+    add(conn, &outbox, &b, 1);
+    let b = row(conn, &outbox, "b");
+    assert_eq!(
+        positions(&read_page(conn, &outbox, &b, After::Begin).expect("begins")),
+        [4]
+    );
+}
+
+/// R73
+#[test]
+fn the_oldest_events_are_emptied_while_all_have_too_many_bytes() {
+    let outbox = outbox();
+    let conn = &mut outbox.connect();
+    let feed = register(conn, &outbox, "a");
+    add(conn, &outbox, &feed, 3);
+    let (few, many) = (Some(1), Some(1 << 30));
+    assert_eq!(rotate(conn, &outbox, NEVER, few), (0, false));
+    // Closes the part.
+    assert_eq!(rotate(conn, &outbox, NEVER, few), (0, false));
+    add(conn, &outbox, &feed, 3);
+    assert_eq!(rotate(conn, &outbox, NEVER, many), (0, false));
+    assert_eq!(
+        read_page(conn, &outbox, &feed, After::Begin)
+            .expect("all")
+            .events
+            .len(),
+        6
+    );
+    assert_eq!(rotate(conn, &outbox, NEVER, few), (1, false));
+    let left = read_page(conn, &outbox, &row(conn, &outbox, "a"), After::Begin).expect("the rest");
+    assert_eq!(positions(&left), [4, 5, 6]);
+    assert_eq!(row(conn, &outbox, "a").base().position(), 3);
+}
+
+/// R73: a settle that is rolled back leaves no gap, and the next one waits for its end.
+#[test]
+fn a_rolled_back_settle_leaves_no_gap() {
+    let outbox = outbox();
+    let (conn, other) = (&mut outbox.connect(), &mut outbox.connect());
+    let feed = register(conn, &outbox, "a");
+    for (ends, expected) in [("ROLLBACK", 1..=2), ("COMMIT", 1..=5)] {
+        conn.batch_execute("BEGIN").expect("begun");
+        add(conn, &outbox, &feed, 1);
+        std::thread::scope(|scope| {
+            let added = scope.spawn(|| add(other, &outbox, &feed, 2));
+            let name = outbox.name.to_string();
+            let schema = name.split('.').next().expect("a schema");
+            let waits = format!(
+                "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity s USING (pid)
+                  WHERE NOT l.granted AND s.query LIKE '%{schema}%'",
+            );
+            let mut looks = outbox.connect();
+            loop {
+                let waiting: i64 = statement(waits.clone())
+                    .giving::<BigInt>()
+                    .get_result(&mut looks)
+                    .expect("a number");
+                if waiting > 0 {
+                    break;
+                }
+                assert!(!added.is_finished(), "nobody waits");
+            }
+            conn.batch_execute(ends).expect("ended");
+            added.join().expect("stored");
+        });
+        let all = read_page(conn, &outbox, &feed, After::Begin).expect("all");
+        assert_eq!(positions(&all), expected.collect::<Vec<_>>());
+    }
+}
+
+/// R73
+#[test]
+fn a_name_that_is_registered_again_does_not_show_earlier_events() {
+    let outbox = outbox();
+    let conn = &mut outbox.connect();
+    let first = register(conn, &outbox, "a");
+    add(conn, &outbox, &first, 4);
+    let late = claim(conn, &outbox, 1).remove(0);
+    let read = read_page(conn, &outbox, &first, After::Begin).expect("all");
+    let (second, third) = (read.events[1].message_id, read.events[2].message_id);
+
+    let gone = format!("DELETE FROM {}_endpoint WHERE name = 'a'", outbox.name);
+    conn.batch_execute(&gone).expect("removed");
+    assert!(read::feed(conn, &outbox.name, "a").expect("read").is_none());
+    let again = register(conn, &outbox, "a");
+    assert_ne!(again.registration, first.registration);
+    let none = read_page(conn, &outbox, &again, After::Begin).expect("none");
+    assert_eq!((positions(&none), none.next), (Vec::new(), read.next));
+    // Nor by a cursor or a time of the earlier registration.
+    for cursor in [
+        Cursor::new(2, Some(second)),
+        Cursor::new(3, Some(third)),
+        Cursor::START,
+    ] {
+        let expired = read_page(conn, &outbox, &again, After::Cursor(cursor));
+        assert_eq!(
+            expired.err(),
+            Some(Discontinued::Expired { first_position: 5 })
+        );
+    }
+    let since = read_page(conn, &outbox, &again, After::Time(std::time::UNIX_EPOCH)).expect("none");
+    assert!(since.events.is_empty());
+
+    // A message that was claimed for the earlier registration is no event of this one.
+    let late = delivered(late, "a", first.registration);
+    assert_eq!(settle(conn, &outbox, std::slice::from_ref(&late)), 0);
+    let mended = Feeds
+        .mend(conn, &outbox.name, std::slice::from_ref(&late))
+        .expect("known");
+    assert_eq!((mended.may_repeat, mended.moved), (false, vec![late.claim]));
+    // That a feed of the settings has the name of an endpoint is for people to mend.
+    let of_settings = delivered(late.claim, "a", None);
+    assert!(
+        store::Feeds
+            .mend(conn, &outbox.name, &[of_settings])
+            .is_err()
+    );
+
+    // A page that began before the name was registered again ends without the events of others.
+    add(conn, &outbox, &again, 2);
+    for after in [
+        After::Begin,
+        After::Cursor(read.next),
+        After::Cursor(Cursor::new(3, Some(third))),
+    ] {
+        let page = read_page(conn, &outbox, &first, after).expect("a page");
+        assert_eq!(positions(&page), Vec::<i64>::new(), "{after:?}");
+    }
+    let own = read_page(conn, &outbox, &again, After::Begin).expect("all");
+    assert_eq!(positions(&own), [5, 6]);
+}
+
+/// R73: settlers that take the same feeds in any order do not lock each other out, and leave no gap.
+#[test]
+fn settlers_of_many_feeds_at_once_do_not_lock_one_another_out() {
+    const SETTLERS: usize = 4;
+    const ROUNDS: usize = 12;
+    for feeds in [1, 200] {
+        let outbox = outbox();
+        let conn = &mut outbox.connect();
+        let names: Vec<String> = (0..feeds).map(|number| format!("feed-{number}")).collect();
+        let all: Vec<&str> = names.iter().map(String::as_str).collect();
+        make(conn, &outbox.name, &all, &vec![None; feeds]).expect("feeds");
+        let settler = |number: usize| {
+            let (conn, names) = (&mut outbox.connect(), &names);
+            let mut rng = fastrand::Rng::with_seed(number as u64);
+            for _ in 0..ROUNDS {
+                let claims = claim(conn, &outbox, 50);
+                let to = |claim| delivered(claim, &names[rng.usize(..feeds)], None);
+                let messages: Vec<Delivered> = claims.into_iter().map(to).collect();
+                assert_eq!(settle(conn, &outbox, &messages), messages.len());
+            }
+        };
+        std::thread::scope(|scope| {
+            let settlers = (0..SETTLERS).map(|number| scope.spawn(move || settler(number)));
+            let settlers: Vec<_> = settlers.collect();
+            settlers
+                .into_iter()
+                .for_each(|one| one.join().expect("no deadlock"));
+        });
+        let mut count = 0;
+        for name in &names {
+            let feed = row(conn, &outbox, name);
+            let page = read_page(conn, &outbox, &feed, After::Begin).expect("all");
+            let last = i64::try_from(page.events.len()).expect("a count");
+            assert_eq!(positions(&page), (1..=last).collect::<Vec<_>>());
+            count += page.events.len();
+        }
+        // A page has at most 1,000 events.
+        let most = SETTLERS * ROUNDS * 50;
+        assert_eq!(count, if feeds == 1 { 1000 } else { most });
+        let live = statement(format!("SELECT count(*) FROM {}", outbox.name.outbox()));
+        assert_eq!(live.giving::<BigInt>().get_result::<i64>(conn), Ok(0));
+    }
+}
+
+/// R73: readers that read while others store and empty events have no gap and no event twice, and are told 410 at most.
+#[test]
+fn readers_have_no_gap_while_events_are_stored_and_emptied() {
+    const EVENTS: usize = 200;
+    let outbox = outbox();
+    let feed = register(&mut outbox.connect(), &outbox, "a");
+    let (ends, expired, pages) = (
+        AtomicBool::new(false),
+        AtomicUsize::new(0),
+        AtomicUsize::new(0),
+    );
+    let last = i64::try_from(EVENTS).expect("a count");
+    let has_all = |after: After| matches!(after, After::Cursor(at) if at.position() >= last);
+    let reader = |seed: u64| {
+        let conn = &mut outbox.connect();
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let (mut after, mut ids) = (After::Begin, BTreeMap::new());
+        while !has_all(after) {
+            let feed = row(conn, &outbox, "a");
+            // The rest of the page is read after what happens meanwhile.
+            let stored = || read::last(&mut outbox.connect(), &outbox.name, &feed).expect("last");
+            let before = stored();
+            while rng.u8(..3) > 0 && before == stored() && before.position() < last {}
+            match page((&mut *conn, &outbox.name), &feed, after, 5).expect("a page") {
+                Ok(page) => {
+                    let mut next = match after {
+                        After::Cursor(at) => Some(at.position() + 1),
+                        _ => None,
+                    };
+                    for event in &page.events {
+                        assert!(
+                            next.is_none_or(|next| next == event.position),
+                            "{next:?}: {event:?}"
+                        );
+                        assert!(ids.insert(event.message_id, event.position).is_none());
+                        next = Some(event.position + 1);
+                    }
+                    after = After::Cursor(page.next);
+                }
+                Err(Discontinued::Expired { first_position }) => {
+                    assert!(
+                        matches!(after, After::Cursor(at) if at.position() < first_position - 1)
+                    );
+                    expired.fetch_add(1, Ordering::Relaxed);
+                    after = After::Begin;
+                }
+                Err(changed) => panic!("nothing was restored: {changed:?}"),
+            }
+            pages.fetch_add(1, Ordering::Relaxed);
+        }
+        ids.len()
+    };
+    std::thread::scope(|scope| {
+        let reader = &reader;
+        let readers: Vec<_> = (0..2)
+            .map(|seed| scope.spawn(move || reader(seed)))
+            .collect();
+        let cleaner = scope.spawn(|| {
+            let conn = &mut outbox.connect();
+            let mut parts = 0;
+            while !ends.load(Ordering::Relaxed) {
+                let before = pages.load(Ordering::Relaxed);
+                parts += rotate(conn, &outbox, Duration::ZERO, None).0;
+                while pages.load(Ordering::Relaxed) == before && !ends.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                }
+            }
+            parts
+        });
+        let conn = &mut outbox.connect();
+        for _ in 0..EVENTS / 4 {
+            add(conn, &outbox, &feed, 4);
+        }
+        for reader in readers {
+            assert!(reader.join().expect("no gap") > 0, "it has read something");
+        }
+        ends.store(true, Ordering::Relaxed);
+        assert!(cleaner.join().expect("emptied") > 1);
+    });
+    assert!(
+        expired.into_inner() > 0,
+        "events were emptied behind a reader"
+    );
+}
