@@ -14,6 +14,7 @@ mod consume;
 mod cursor;
 #[cfg(feature = "http")]
 mod document;
+mod event;
 pub(crate) mod feeds;
 mod keeping;
 pub(crate) mod page;

@@ -227,7 +227,7 @@ fn read(database: &FreshDatabase, after: &str) -> Result<(usize, String), String
 /// R73: a consumer whose cursor is of events that the restored database has never had is told, also when other events have
 /// their positions by now.
 #[test]
-fn r73_a_consumer_of_a_restored_feed_is_told() {
+fn r73_a_consumer_of_a_restored_feed_learns_of_it() {
     let (from, to) = (used(), FreshDatabase::new());
     if !can_dump(&from) {
         return;

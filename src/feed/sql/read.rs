@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::all::all_feeds;
 use crate::feed::cursor::Cursor;
-use crate::feed::page::FeedEvent;
+use crate::feed::event::FeedEvent;
 use crate::name::OutboxName;
 use crate::schema::values::{from_micros, system_time};
 use crate::sql::statement::statement;

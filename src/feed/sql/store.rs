@@ -12,12 +12,12 @@ use crate::name::OutboxName;
 use crate::sql::statement::statement;
 use crate::sql::table::feed;
 
-/// The feeds of an outbox.
+/// The log of events.
 #[derive(Debug)]
-pub(crate) struct Feeds;
+pub(crate) struct EventLog;
 
 // Why: docs/decisions.md#positions
-impl Log for Feeds {
+impl Log for EventLog {
     fn locks(&self, name: &OutboxName) -> String {
         format!(
             "SELECT f.name, f.registration FROM {feed} f WHERE f.name IN (SELECT destination FROM outcome)
