@@ -270,7 +270,7 @@ impl Broken {
         (Self::NumbersWithoutLock, &[Promise::Gap, Promise::Cursor]),
         (
             Self::ReusesEmptiedPositions,
-            &[Promise::Gap, Promise::Cursor],
+            &[Promise::Gap, Promise::Cursor, Promise::Lost],
         ),
         (Self::StoresUnwritten, &[Promise::Gap, Promise::Cursor]),
         (Self::ComparesPositionsOnly, &[Promise::Gap]),
