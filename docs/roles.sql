@@ -100,11 +100,12 @@ GRANT SELECT ON "outbox_lease" TO outbox_reader;
 GRANT SELECT ON "outbox_pause" TO outbox_reader;
 GRANT SELECT ON "outbox_topic" TO outbox_reader;
 GRANT SELECT ON "outbox_audit" TO outbox_reader;
-GRANT SELECT (name, kind, topics, tenant_id, filter, enabled, mode, concurrency, rate, timeout, policy,
-    description, disabled_reason, created_at, updated_at, failing_since, failing_reason, failing,
-    verification, verified_at, allowed_rate, verification_due, verification_tries, disabled_by,
-    set_by, verification_error, id) ON "outbox_endpoint" TO outbox_reader;
+GRANT SELECT (name, kind, topics, tenant_id, filter, enabled, mode, concurrency, rate, timeout,
+    policy, description, disabled_reason, created_at, updated_at, failing_since, failing_reason,
+    failing, verification, verified_at, allowed_rate, verification_due, verification_tries,
+    disabled_by, set_by, verification_error, id) ON "outbox_endpoint" TO outbox_reader;
 GRANT SELECT ON "outbox_feed" TO outbox_reader;
+GRANT SELECT (feed, position, stored_at) ON "outbox_feed_event" TO outbox_reader;
 GRANT SELECT (feed, created_at, valid_until, last_position, last_read_at) ON "outbox_feed_reader"
     TO outbox_reader;
 GRANT SELECT ON "outbox_messages" TO outbox_reader;

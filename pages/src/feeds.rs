@@ -55,11 +55,11 @@ struct Query {
     wait: Duration,
 }
 
-/// A reader who waits for events behind a position.
+/// A reader who waits for events behind a cursor.
 #[derive(Debug, Clone)]
 pub(crate) struct Waiting {
     pub(crate) feed: String,
-    pub(crate) position: i64,
+    pub(crate) behind: Cursor,
     pub(crate) until: Instant,
 }
 
@@ -69,9 +69,14 @@ pub(crate) enum Answer {
     Later(Waiting),
 }
 
-/// The answer to a request for events. `may_wait`: events that are not there yet may be waited for.
-pub(crate) fn answer(site: &FeedSite<'_>, request: &Request, name: &str, may_wait: bool) -> Answer {
-    match read(site, request, name, may_wait) {
+/// The answer to a request for events. `waited`: the request has waited for what follows this cursor; otherwise it may wait.
+pub(crate) fn answer(
+    site: &FeedSite<'_>,
+    request: &Request,
+    name: &str,
+    waited: Option<Cursor>,
+) -> Answer {
+    match read(site, request, name, waited) {
         Ok(answer) => answer,
         Err(refused) => Answer::Now(refused),
     }
@@ -81,19 +86,23 @@ fn read(
     site: &FeedSite<'_>,
     request: &Request,
     name: &str,
-    may_wait: bool,
+    waited: Option<Cursor>,
 ) -> Result<Answer, Response> {
     if !matches!(request.method, Method::GET | Method::HEAD) {
         let refused = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD");
         return Err(Response::from(refused).with_header(ALLOW, "GET, HEAD"));
     }
-    let query = query(request).map_err(Response::from)?;
+    let mut query = query(request).map_err(Response::from)?;
+    if let Some(cursor) = waited {
+        // Not the end of now: what has come meanwhile is behind that of then.
+        query.after = After::Cursor(cursor);
+    }
     let (feed, page) = found(site, request, name, query)?;
     let page = page.map_err(discontinued)?;
-    if page.events.is_empty() && may_wait && !query.wait.is_zero() {
+    if page.events.is_empty() && waited.is_none() && !query.wait.is_zero() {
         return Ok(Answer::Later(Waiting {
             feed: feed.name,
-            position: page.next.position(),
+            behind: page.next,
             until: Instant::now() + query.wait,
         }));
     }

@@ -232,7 +232,7 @@ impl Pages {
             Ok(request) => request,
             Err(refused) => return Reply::Now(self.with_base(api::refused(&path, refused))),
         };
-        match feed_of(&request).map(|name| feeds::answer(&self.site.feeds(), &request, &name, true))
+        match feed_of(&request).map(|name| feeds::answer(&self.site.feeds(), &request, &name, None))
         {
             None => Reply::Now(self.with_base(self.site.answer(&request))),
             Some(feeds::Answer::Now(response)) => Reply::Now(response.into()),
@@ -258,8 +258,8 @@ impl Pages {
     /// The response to whoever has waited.
     #[doc(hidden)]
     pub fn finish(&self, later: &Later) -> http::Response<Vec<u8>> {
-        let feed = &later.waiting.feed;
-        match feeds::answer(&self.site.feeds(), &later.request, feed, false) {
+        let feeds::Waiting { feed, behind, .. } = &later.waiting;
+        match feeds::answer(&self.site.feeds(), &later.request, feed, Some(*behind)) {
             feeds::Answer::Now(response) => response.into(),
             feeds::Answer::Later(_) => feeds::too_many().into(),
         }

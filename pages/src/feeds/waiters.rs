@@ -145,7 +145,7 @@ impl Shared {
         let is_due = |waiting: &Waiting| {
             let has_more = last
                 .get(&waiting.feed)
-                .is_some_and(|last| *last != waiting.position);
+                .is_some_and(|last| *last != waiting.behind.position());
             has_more || now >= waiting.until
         };
         let mut state = self.lock();

@@ -124,14 +124,15 @@ impl Portal {
             Err(_) => {}
         }
         let site = self.feeds();
-        let waiting = match feeds::answer(&site, &request, name, true) {
+        let waiting = match feeds::answer(&site, &request, name, None) {
             Answer::Now(response) => return response,
             Answer::Later(waiting) => waiting,
         };
+        let behind = waiting.behind;
         if self.waiters.block(waiting).is_err() {
             return feeds::too_many();
         }
-        match feeds::answer(&site, &request, name, false) {
+        match feeds::answer(&site, &request, name, Some(behind)) {
             Answer::Now(response) => response,
             Answer::Later(_) => feeds::too_many(),
         }
