@@ -126,7 +126,7 @@ pub(crate) fn continues(
 }
 
 /// What a page is made of. Each is read at a moment of its own.
-pub(crate) trait Reads {
+pub(crate) trait PageSource {
     /// The feed of this name, if it can be read.
     fn feed(&mut self, name: &str) -> QueryResult<Option<FeedRow>>;
     /// The events of the feed from this position on, at most so many.
@@ -137,7 +137,7 @@ pub(crate) trait Reads {
     fn before(&mut self, feed: &FeedRow, time: SystemTime) -> QueryResult<Cursor>;
 }
 
-impl Reads for (&mut PgConnection, &OutboxName) {
+impl PageSource for (&mut PgConnection, &OutboxName) {
     fn feed(&mut self, name: &str) -> QueryResult<Option<FeedRow>> {
         read::feed(self.0, self.1, name)
     }
@@ -163,7 +163,7 @@ const TRIES: usize = 5;
 /// # Errors
 /// If the database fails.
 pub(crate) fn page(
-    mut reads: impl Reads,
+    mut reads: impl PageSource,
     feed: &FeedRow,
     after: After,
     limit: i64,

@@ -13,7 +13,7 @@ use super::tables::{Changes, Tables};
 use crate::engine::settle::settlement::{Settlement, delivered};
 use crate::engine::settle::written::Settle;
 use crate::feed::Cursor;
-use crate::feed::page::{self, After, Discontinued, FeedEvent, Reads};
+use crate::feed::page::{self, After, Discontinued, FeedEvent, PageSource};
 use crate::feed::sql::read::FeedRow;
 
 /// The most events of a page.
@@ -209,7 +209,7 @@ impl Reader {
         feeds.iter().flat_map(of_feed).collect()
     }
 
-    fn begin_anew(&mut self) {
+    fn begin_again(&mut self) {
         self.after = After::Begin;
         self.seen.clear();
     }
@@ -238,7 +238,7 @@ impl Connection<'_> {
     }
 }
 
-impl Reads for &Connection<'_> {
+impl PageSource for &Connection<'_> {
     fn feed(&mut self, name: &str) -> QueryResult<Option<FeedRow>> {
         self.ask(|tables| {
             let feed = tables.feeds.get(name)?;
@@ -341,7 +341,7 @@ impl<'w> Stage<'w> {
             connection.ask(|tables| tables.registered.get(reader.feed).map(|one| one.id))?;
         if living != reader.registration {
             reader.registration = living;
-            reader.begin_anew();
+            reader.begin_again();
             return Ok(());
         }
         let page = page::page(connection, &row, reader.after, PAGE);
@@ -376,7 +376,7 @@ impl<'w> Stage<'w> {
                         )
                     });
                 }
-                reader.begin_anew();
+                reader.begin_again();
             }
             Err(error) => self.fall(Promise::Gap, || {
                 format!(

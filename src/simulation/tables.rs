@@ -1438,7 +1438,7 @@ impl Tables {
                         self.register_feed(feed, to.registration);
                     }
                     let Some(feed) = feed.filter(|feed| self.takes(feed, to.registration)) else {
-                        // Its feed was registered anew since the claim.
+                        // Its feed was registered again since the claim.
                         match broken {
                             Some(Broken::RefusesWhatWasMoved) => changes.is_refused = true,
                             _ => _ = changes.rows.insert(row.sequence, Some(freed(&row))),

@@ -92,10 +92,10 @@ impl Settlement {
     ) -> Self {
         job.unload(bulkheads);
         // A run ends before a message that is not for the feed, or has expired.
-        let mut goes_on = matches!(verdict, Verdict::Stored);
+        let mut continues = matches!(verdict, Verdict::Stored);
         let behind = job.behind.into_iter().map(|job| {
-            goes_on &= matches!(job.unsent, Some(Verdict::Stored));
-            let verdict = match goes_on {
+            continues &= matches!(job.unsent, Some(Verdict::Stored));
+            let verdict = match continues {
                 true => Verdict::Stored,
                 false => Verdict::Released,
             };

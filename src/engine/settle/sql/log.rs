@@ -20,7 +20,7 @@ pub(crate) trait Log: Debug + Send + Sync {
     /// Makes what a settle of these messages lacks.
     ///
     /// # Errors
-    /// A refusal of the database: the feed of a relay's settings belongs to an endpoint.
+    /// A refusal of the database: a feed of the relay's settings belongs to others.
     fn mend(
         &self,
         conn: &mut PgConnection,
@@ -34,7 +34,7 @@ pub(crate) trait Log: Debug + Send + Sync {
 pub(crate) struct Mended {
     /// Whether the settle may be repeated.
     pub(crate) may_repeat: bool,
-    /// Those whose endpoint was registered anew, or given to another tenant, since they were claimed.
+    /// Those whose feed has another registration since they were claimed.
     pub(crate) moved: Vec<Claim>,
 }
 
