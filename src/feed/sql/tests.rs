@@ -7,7 +7,7 @@ use std::time::Duration;
 use diesel::connection::SimpleConnection;
 use diesel::pg::data_types::PgTimestamp;
 use diesel::sql_types::{BigInt, Timestamptz};
-use diesel::{Connection, PgConnection, RunQueryDsl};
+use diesel::{PgConnection, RunQueryDsl};
 use uuid::Uuid;
 
 use super::read::{self, FeedRow};
