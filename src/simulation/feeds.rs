@@ -339,7 +339,7 @@ impl<'w> Stage<'w> {
         // A token is removed with its registration.
         let living =
             connection.ask(|tables| tables.registered.get(reader.feed).map(|one| one.id))?;
-        if living != reader.registration {
+        if living.is_none() || living != reader.registration {
             reader.registration = living;
             reader.begin_again();
             return Ok(());

@@ -430,8 +430,6 @@ fn compare_on<'w>(
 ) -> Result<(), String> {
     let outbox = Outbox::new();
     let name = &outbox.name;
-    let feeds = format!("SELECT public.outbox_create_feeds('{name}')");
-    outbox.connect().batch_execute(&feeds).expect("feeds");
     let session = || {
         Session::new(
             Source::of_url(outbox.url.clone().into()),

@@ -26,7 +26,10 @@ pub(crate) struct Outbox {
 impl Outbox {
     pub(crate) fn new() -> Self {
         let outbox = Self::without_endpoints();
-        let made = format!("SELECT public.outbox_create_endpoints('{}')", outbox.name);
+        let made = format!(
+            "SELECT public.outbox_create_endpoints('{name}'), public.outbox_create_feeds('{name}')",
+            name = outbox.name
+        );
         outbox.connect().batch_execute(&made).expect("endpoints");
         outbox
     }

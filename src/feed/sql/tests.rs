@@ -10,9 +10,9 @@ use diesel::sql_types::{BigInt, Timestamptz};
 use diesel::{PgConnection, RunQueryDsl};
 use uuid::Uuid;
 
+use super::keeping;
 use super::read::{self, FeedRow};
 use super::store::{EventLog, make};
-use super::keeping;
 use crate::engine::lease::sql::lease::LeaseId;
 use crate::engine::settle::sql::log::Log;
 use crate::engine::settle::sql::settle::{Claim, Delivered, stored};
@@ -24,18 +24,14 @@ use crate::sql::tests::Outbox;
 const LEASE: LeaseId = LeaseId(1);
 const NEVER: Duration = Duration::from_secs(3600);
 
-fn outbox() -> Outbox {
-    let outbox = Outbox::new();
-    let made = format!("SELECT public.outbox_create_feeds('{}')", outbox.name);
-    outbox.connect().batch_execute(&made).expect("feeds");
-    outbox
-}
-
 /// Registers an endpoint that is a feed.
 fn register(conn: &mut PgConnection, outbox: &Outbox, feed: &str) -> FeedRow {
     let name = &outbox.name;
     let put = format!("INSERT INTO {name}_endpoint (name, kind) VALUES ('{feed}', 'feed')");
     conn.batch_execute(&put).expect("registered");
+    let found = row(conn, outbox, feed);
+    // As its first settle does.
+    make(conn, name, &[feed], &[found.registration]).expect("made");
     row(conn, outbox, feed)
 }
 
@@ -108,7 +104,7 @@ fn positions(page: &FeedPage) -> Vec<i64> {
 /// R73
 #[test]
 fn old_events_are_emptied_and_positions_continue_behind_them() {
-    let outbox = outbox();
+    let outbox = Outbox::new();
     let conn = &mut outbox.connect();
     let (a, b) = (register(conn, &outbox, "a"), register(conn, &outbox, "b"));
     let beginning = Cursor::START;
@@ -194,7 +190,7 @@ fn old_events_are_emptied_and_positions_continue_behind_them() {
 /// R73
 #[test]
 fn the_oldest_events_are_emptied_while_all_have_too_many_bytes() {
-    let outbox = outbox();
+    let outbox = Outbox::new();
     let conn = &mut outbox.connect();
     let feed = register(conn, &outbox, "a");
     add(conn, &outbox, &feed, 3);
@@ -221,7 +217,7 @@ fn the_oldest_events_are_emptied_while_all_have_too_many_bytes() {
 /// R73: a settle that is rolled back leaves no gap, and the next one waits for its end.
 #[test]
 fn a_rolled_back_settle_leaves_no_gap() {
-    let outbox = outbox();
+    let outbox = Outbox::new();
     let (conn, other) = (&mut outbox.connect(), &mut outbox.connect());
     let feed = register(conn, &outbox, "a");
     for (ends, expected) in [("ROLLBACK", 1..=2), ("COMMIT", 1..=5)] {
@@ -257,7 +253,7 @@ fn a_rolled_back_settle_leaves_no_gap() {
 /// R73
 #[test]
 fn a_name_that_is_registered_again_does_not_show_earlier_events() {
-    let outbox = outbox();
+    let outbox = Outbox::new();
     let conn = &mut outbox.connect();
     let first = register(conn, &outbox, "a");
     add(conn, &outbox, &first, 4);
@@ -319,7 +315,7 @@ fn settlers_of_many_feeds_at_once_do_not_lock_one_another_out() {
     const SETTLERS: usize = 4;
     const ROUNDS: usize = 12;
     for feeds in [1, 200] {
-        let outbox = outbox();
+        let outbox = Outbox::new();
         let conn = &mut outbox.connect();
         let names: Vec<String> = (0..feeds).map(|number| format!("feed-{number}")).collect();
         let all: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -361,7 +357,7 @@ fn settlers_of_many_feeds_at_once_do_not_lock_one_another_out() {
 #[test]
 fn readers_have_no_gap_while_events_are_stored_and_emptied() {
     const EVENTS: usize = 200;
-    let outbox = outbox();
+    let outbox = Outbox::new();
     let feed = register(&mut outbox.connect(), &outbox, "a");
     let (ends, expired, pages) = (
         AtomicBool::new(false),
