@@ -5,12 +5,16 @@
 //! consumer reads them over HTTP from a [`Cursor`], as often as it likes, and keeps the cursor itself: for consumers
 //! without a public address, to catch up after an outage, and to check that nothing is missing. See the chapter
 //! [feeds](https://github.com/diesel-outbox/diesel-outbox/blob/main/docs/feeds.md) of the guide.
+//!
+//! A consumer in Rust calls [`consume`], which keeps the cursor in the transaction of the work, or reads pages with a
+//! [`Reader`].
 
 #[cfg(feature = "http")]
 mod consume;
 mod cursor;
 #[cfg(feature = "http")]
 mod document;
+mod event;
 pub(crate) mod feeds;
 mod keeping;
 pub(crate) mod page;

@@ -43,6 +43,7 @@
 //! | cancel or reschedule | [`Outbox::cancel`], [`Outbox::reschedule`] |
 //! | deliver | [`Relay`], [`Destination`], [`config`]; [`handlers`] inside the process; [`Observer`] |
 //! | receive | [`receive`] verifies and reads requests; [`inbox`] handles each message once |
+//! | read a feed | [`feed::consume`] does the work of each event once; [`feed::Reader`] |
 //! | test an application | [`testing`] |
 //! | query the tables | [`schema`], [`rows`] |
 //! | operate an outbox | [`admin`], and the binary `diesel-outbox` |

@@ -47,9 +47,9 @@ pub use crate::endpoints::public_error::{PUBLIC_ERRORS, TOKEN_WORDS};
 pub use crate::endpoints::sql::served::RefusedEndpoint;
 pub use crate::endpoints::sql::subscribers::Freed;
 pub use crate::engine::serves::sql::topics::KnownTopic;
-pub use crate::feed::feeds::Feeds;
 #[cfg(feature = "http")]
 pub use crate::feed::feeds::as_batch;
+pub use crate::feed::feeds::{FeedAccess, Feeds};
 pub use crate::feed::page::{After, Discontinued, FeedEvent, FeedPage};
 pub use crate::feed::sql::read::FeedRow;
 pub use crate::feed::sql::state::{FeedState, ReaderState};

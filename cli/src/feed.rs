@@ -129,7 +129,7 @@ fn read(
                 "the events behind this cursor were removed: the first one has the position {first_position} (--after begin)"
             ),
             Err(Discontinued::Changed { last_position }) => bail!(
-                "the feed has other events at this cursor: its database was restored, and its last position is {last_position} (--after TIME)"
+                "the feed has another event at this cursor, or none: its database was restored, and its last position is {last_position} (--after TIME)"
             ),
         };
         let documents: Vec<Box<serde_json::value::RawValue>> =

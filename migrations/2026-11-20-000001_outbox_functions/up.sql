@@ -160,8 +160,9 @@ BEGIN
 END
 $function$;
 
--- After a feed is registered, or is given to another tenant, or is removed: its row in _feed says which registration it
--- belongs to. Positions continue: what an earlier registration of the name had is below its base, and nobody reads it.
+-- After a feed is registered, or is given to another tenant, or is removed. A feed gets its row in _feed with its first event;
+-- the row says which registration it belongs to. If the name had one before, positions continue: what the earlier registration
+-- had is below the base, and nobody reads it. A row that is restored before its endpoint stays as it is.
 CREATE FUNCTION outbox_endpoint_feed() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
@@ -169,6 +170,9 @@ DECLARE
     feeds text := format('%I.%I', TG_TABLE_SCHEMA, outbox || '_feed');
     events text := format('%I.%I', TG_TABLE_SCHEMA, outbox || '_feed_event');
     feed text := CASE TG_OP WHEN 'DELETE' THEN OLD.name ELSE NEW.name END;
+    -- Null: the endpoint is gone.
+    registration uuid := CASE TG_OP WHEN 'DELETE' THEN NULL ELSE NEW.id END;
+    moved integer;
 BEGIN
     IF to_regclass(feeds) IS NULL THEN
         IF TG_OP = 'DELETE' THEN
@@ -177,16 +181,19 @@ BEGIN
         RAISE EXCEPTION 'the outbox % has no tables of feeds: create them with outbox_create_feeds', outbox
             USING ERRCODE = 'undefined_table';
     END IF;
-    EXECUTE format('DELETE FROM %I.%I WHERE feed = $1', TG_TABLE_SCHEMA, outbox || '_feed_reader') USING feed;
-    IF TG_OP <> 'DELETE' THEN
-        EXECUTE format('INSERT INTO %s (name, registration) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET registration = $2', feeds)
-            USING feed, NEW.id;
+    EXECUTE format('UPDATE %s SET registration = $2 WHERE name = $1 AND $2 IS NOT NULL AND registration IS DISTINCT FROM $2', feeds)
+        USING feed, registration;
+    GET DIAGNOSTICS moved = ROW_COUNT;
+    IF moved > 0 THEN
         -- The row is locked, so this statement sees the last event.
         EXECUTE format('UPDATE %s f SET base = e.position, base_id = e.message_id
             FROM (SELECT position, message_id FROM %s WHERE feed = $1 ORDER BY position DESC LIMIT 1) e
             WHERE f.name = $1 AND e.position > f.base', feeds, events)
             USING feed;
     END IF;
+    EXECUTE format('DELETE FROM %I.%I r WHERE r.feed = $1 AND NOT EXISTS (SELECT FROM %s f WHERE f.name = $1 AND f.registration = $2)',
+            TG_TABLE_SCHEMA, outbox || '_feed_reader', feeds)
+        USING feed, registration;
     RETURN NULL;
 END
 $function$;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use diesel_outbox::config::Config;
 use diesel_outbox::feed::Cursor;
-use diesel_outbox::program::{self, After, Discontinued, FeedPage, FeedRow, Feeds};
+use diesel_outbox::program::{self, After, Discontinued, FeedAccess, FeedPage, FeedRow, Feeds};
 use http::header::{ALLOW, HeaderName, LINK, RETRY_AFTER};
 use http::{Method, StatusCode};
 use serde_json::json;
@@ -69,14 +69,6 @@ pub(crate) enum Answer {
     Later(Waiting),
 }
 
-/// Who reads.
-enum Reader {
-    /// With a token of the feed.
-    Token(String),
-    /// Somebody who may see what is in the outbox.
-    Known,
-}
-
 /// The answer to a request for events. `may_wait`: events that are not there yet may be waited for.
 pub(crate) fn answer(site: &FeedSite<'_>, request: &Request, name: &str, may_wait: bool) -> Answer {
     match read(site, request, name, may_wait) {
@@ -96,21 +88,8 @@ fn read(
         return Err(Response::from(refused).with_header(ALLOW, "GET, HEAD"));
     }
     let query = query(request).map_err(Response::from)?;
-    let (reader, feed) = admitted(site, request, name)?;
-    let feeds = Feeds::of(&site.config.table);
-    let found = site.feeds.run(|conn, _| {
-        let page = feeds.page(conn, &feed, query.after, query.limit)?;
-        // Whoever asks for what follows a cursor has all before it.
-        if let (Reader::Token(token), After::Cursor(cursor), Ok(_)) = (&reader, query.after, &page)
-        {
-            feeds.note(conn, &feed.name, token, cursor.position())?;
-        }
-        Ok(page)
-    });
-    let page = match found.map_err(away)? {
-        Ok(page) => page,
-        Err(why) => return Err(discontinued(why)),
-    };
+    let (feed, page) = found(site, request, name, query)?;
+    let page = page.map_err(discontinued)?;
     if page.events.is_empty() && may_wait && !query.wait.is_zero() {
         return Ok(Answer::Later(Waiting {
             feed: feed.name,
@@ -170,49 +149,39 @@ fn away(error: anyhow::Error) -> Response {
     Response::from(Problem::new(StatusCode::SERVICE_UNAVAILABLE, why)).with_header(RETRY_AFTER, "5")
 }
 
-/// The feed, if the request may read it. Whoever may not does not learn whether it is there.
-fn admitted(
+/// The feed and its page, if the request may read it. Whoever may not does not learn whether it is there.
+fn found(
     site: &FeedSite<'_>,
     request: &Request,
     name: &str,
-) -> Result<(Reader, FeedRow), Response> {
+    Query { after, limit, .. }: Query,
+) -> Result<(FeedRow, Result<FeedPage, Discontinued>), Response> {
+    let feeds = Feeds::of(&site.config.table);
+    // The readers of one feed leave connections to those of others.
+    let read = |access| {
+        let found = site.feeds.within(None, name, |conn, _| {
+            feeds.read(conn, access, name, after, limit)
+        });
+        found.map_err(away)
+    };
     let refused = || {
         let why =
             "send Authorization: Bearer with a token of this feed (`diesel-outbox feed token`)";
         Response::from(Problem::new(StatusCode::UNAUTHORIZED, why))
-    };
-    let feeds = Feeds::of(&site.config.table);
-    let find = || {
-        site.feeds
-            .run(|conn, _| feeds.get(conn, name))
-            .map_err(away)
     };
     if let Some(identity) = &request.visitor.identity {
         if !identity.rights.payloads {
             let why = "you may not see content";
             return Err(Problem::new(StatusCode::FORBIDDEN, why).into());
         }
-        let is_own = |feed: &FeedRow| {
-            identity
-                .tenant
-                .is_none_or(|tenant| feed.tenant_id == Some(tenant))
-        };
-        let feed = find()?.filter(is_own);
-        return feed
-            .map(|feed| (Reader::Known, feed))
-            .ok_or_else(|| Problem::missing().into());
+        let access = identity.tenant.map_or(FeedAccess::All, FeedAccess::Tenant);
+        return read(access)?.ok_or_else(|| Problem::missing().into());
     }
     let Some(token) = request.bearer() else {
         return Err(refused());
     };
-    // A token ends with its registration: if it is valid after the feed was read, it is one of this registration.
-    let found = site.feeds.run(|conn, _| {
-        let feed = feeds.get(conn, name)?;
-        let is_valid = feeds.is_valid(conn, name, token)?;
-        Ok(feed.filter(|_| is_valid))
-    });
-    if let Some(feed) = found.map_err(away)? {
-        return Ok((Reader::Token(token.to_owned()), feed));
+    if let Some(found) = read(FeedAccess::Token(token))? {
+        return Ok(found);
     }
     let Some(access) = site.access.filter(|access| access.admin.token.is_some()) else {
         return Err(refused());
@@ -223,8 +192,7 @@ fn admitted(
         let why = "OUTBOX_ADMIN_PAYLOADS=true lets operators see content; a token of the feed is never refused for it";
         return Err(Problem::new(StatusCode::FORBIDDEN, why).into());
     }
-    let feed = find()?;
-    feed.map(|feed| (Reader::Known, feed)).ok_or_else(refused)
+    read(FeedAccess::All)?.ok_or_else(refused)
 }
 
 fn query(request: &Request) -> Result<Query, Problem> {

@@ -127,7 +127,7 @@ impl Pages {
             |purpose, connections| Database::several(source, &config.table, purpose, connections);
         let destinations = program::all_destinations(config);
         let names = destinations.iter().map(|one| one.name.as_str());
-        let feeds = Arc::new(database("admin feeds", 2));
+        let feeds = Arc::new(database("admin feeds", 4));
         let site = Site {
             relay,
             database: database("admin", 1),

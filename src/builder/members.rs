@@ -17,7 +17,7 @@ use crate::engine::settle::sql::log::OwnLog;
 use crate::engine::settle::sql::witness::OwnWitness;
 use crate::engine::workers::Workers;
 #[cfg(feature = "feeds")]
-use crate::feed::sql::store::Feeds;
+use crate::feed::sql::store::EventLog;
 use crate::http::EndpointClients;
 
 /// The clients for endpoints. A relay that sends to no endpoint (`sends` is not set) knows them all the same, so that their
@@ -74,7 +74,7 @@ pub(super) fn witness(config: &Config) -> OwnWitness {
 /// What writes the events of feeds.
 pub(super) fn log() -> OwnLog {
     #[cfg(feature = "feeds")]
-    return Some(&Feeds);
+    return Some(&EventLog);
     #[cfg(not(feature = "feeds"))]
     None
 }

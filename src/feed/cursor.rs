@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_cursor_is_refused() {
+    fn texts_that_are_no_cursors_are_refused() {
         let id = Uuid::now_v7();
         for cursor in [Cursor::START, Cursor::new(i64::MAX, Some(id))] {
             assert_eq!(cursor.to_string().parse(), Ok(cursor));

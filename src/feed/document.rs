@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::page::FeedEvent;
+use super::event::FeedEvent;
 use crate::config::Config;
 use crate::http::EventEnvelope;
 use crate::message::{Message, Sequence};

@@ -4,6 +4,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use diesel::PgConnection;
 use secrecy::SecretString;
+use uuid::Uuid;
 
 #[cfg(feature = "http")]
 use super::document;
@@ -16,6 +17,17 @@ use crate::error::DatabaseError;
 use crate::name::OutboxName;
 use crate::setup::sql::inspect::has_feeds;
 use crate::sql::pinned::pinned;
+
+/// Who reads a feed.
+#[derive(Debug, Clone, Copy)]
+pub enum FeedAccess<'a> {
+    /// Whoever has this token, if it is one of the feed.
+    Token(&'a str),
+    /// This tenant its own.
+    Tenant(Uuid),
+    /// Whoever may see what is in the outbox.
+    All,
+}
 
 /// The feeds of an outbox, for the program and its pages. An outbox without their tables has none.
 #[derive(Debug, Clone, Copy)]
@@ -113,35 +125,41 @@ impl<'a> Feeds<'a> {
         })
     }
 
-    /// Whether this token of a reader is valid for the feed.
+    /// At most `limit` events of the feed of this name, and the feed; `None`: there is none that `access` may read. Notes how
+    /// far a reader with a token is: whoever asks for what follows a cursor has all before it.
     ///
     /// # Errors
     /// If the database fails.
-    pub fn is_valid(
+    pub fn read(
         self,
         conn: &mut PgConnection,
+        access: FeedAccess<'_>,
         feed: &str,
-        token: &str,
-    ) -> Result<bool, DatabaseError> {
-        pinned(conn, self.name, |conn, name| match has_feeds(conn, name)? {
-            true => Ok(token::is_valid(conn, name, feed, token)?),
-            false => Ok(false),
-        })
-    }
-
-    /// Notes that the reader with this token has all events up to this one; at most once a minute.
-    ///
-    /// # Errors
-    /// If the database fails.
-    pub fn note(
-        self,
-        conn: &mut PgConnection,
-        feed: &str,
-        token: &str,
-        position: i64,
-    ) -> Result<(), DatabaseError> {
+        after: After,
+        limit: u32,
+    ) -> Result<Option<(FeedRow, Result<FeedPage, Discontinued>)>, DatabaseError> {
         pinned(conn, self.name, |conn, name| {
-            Ok(token::note(conn, name, feed, token, position)?)
+            if !has_feeds(conn, name)? {
+                return Ok(None);
+            }
+            let Some(found) = read::feed(conn, name, feed)? else {
+                return Ok(None);
+            };
+            // A token ends with its registration: if it is valid after the feed was read, it is one of this registration.
+            let may_read = match access {
+                FeedAccess::Token(given) => token::is_valid(conn, name, feed, given)?,
+                FeedAccess::Tenant(tenant) => found.tenant_id == Some(tenant),
+                FeedAccess::All => true,
+            };
+            if !may_read {
+                return Ok(None);
+            }
+            let page = page::page((&mut *conn, name), &found, after, limit.into())?;
+            if let (FeedAccess::Token(given), After::Cursor(cursor), Ok(_)) = (access, after, &page)
+            {
+                token::note(conn, name, feed, given, cursor.position())?;
+            }
+            Ok(Some((found, page)))
         })
     }
 

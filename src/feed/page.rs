@@ -10,33 +10,9 @@ use diesel::result::QueryResult;
 use uuid::Uuid;
 
 use super::cursor::Cursor;
+pub use super::event::FeedEvent;
 use super::sql::read::{self, FeedRow};
 use crate::name::OutboxName;
-
-/// An event of a feed.
-#[derive(Debug, Clone)]
-pub struct FeedEvent {
-    /// Its position: 1 more than that of the event before it.
-    pub position: i64,
-    /// The id of the message.
-    pub message_id: Uuid,
-    /// The position of the message in the outbox.
-    pub sequence: i64,
-    /// The topic.
-    pub topic: String,
-    /// The payload as JSON, byte for byte. `None`: it was expunged.
-    pub payload: Option<String>,
-    /// The headers as a JSON object.
-    pub headers: Option<String>,
-    /// The ordering key.
-    pub ordering_key: Option<String>,
-    /// The tenant of the message.
-    pub tenant_id: Option<Uuid>,
-    /// When the message was enqueued.
-    pub created_at: SystemTime,
-    /// When the event occurred, if the application has said so.
-    pub occurred_at: Option<SystemTime>,
-}
 
 /// Where a page begins. Written as `begin`, `end`, a cursor, or a time (RFC 3339).
 ///
@@ -110,7 +86,7 @@ pub enum Discontinued {
         /// The position of the first event that is kept.
         first_position: i64,
     },
-    /// The feed has another event at its position, or none: the database was restored, or the feed begun anew.
+    /// The feed has another event at its position, or none: the database was restored, or the feed begun again.
     Changed {
         /// The position of the last event.
         last_position: i64,
@@ -170,7 +146,7 @@ pub(crate) fn continues(
 }
 
 /// What a page is made of. Each is read at a moment of its own.
-pub(crate) trait Reads {
+pub(crate) trait PageSource {
     /// The feed of this name, if it can be read.
     fn feed(&mut self, name: &str) -> QueryResult<Option<FeedRow>>;
     /// The events of the feed from this position on, at most so many.
@@ -181,7 +157,7 @@ pub(crate) trait Reads {
     fn before(&mut self, feed: &FeedRow, time: SystemTime) -> QueryResult<Cursor>;
 }
 
-impl Reads for (&mut PgConnection, &OutboxName) {
+impl PageSource for (&mut PgConnection, &OutboxName) {
     fn feed(&mut self, name: &str) -> QueryResult<Option<FeedRow>> {
         read::feed(self.0, self.1, name)
     }
@@ -202,12 +178,12 @@ impl Reads for (&mut PgConnection, &OutboxName) {
 /// A page that is emptied each time while it is read is an error after this many tries.
 const TRIES: usize = 5;
 
-/// Reads at most `limit` events of a feed.
+/// PageSource at most `limit` events of a feed.
 ///
 /// # Errors
 /// If the database fails.
 pub(crate) fn page(
-    mut reads: impl Reads,
+    mut reads: impl PageSource,
     feed: &FeedRow,
     after: After,
     limit: i64,

@@ -50,6 +50,29 @@ const LONGEST_DETAIL: usize = 300;
 /// # #[allow(unreachable_code)]
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// All options:
+///
+/// ```
+/// use std::time::{Duration, SystemTime};
+///
+/// use diesel_outbox::Backoff;
+/// use diesel_outbox::config::Roots;
+/// use diesel_outbox::feed::{After, Reader};
+///
+/// let seconds = Duration::from_secs;
+/// let url = "http://shop.internal:9090/api/v1/feeds/crm/events";
+/// let reader = Reader::new(url, "feed_7s1tCYcvZ0".into())?
+///     .roots(Roots::Bundled)?
+///     .name("crm of the shop")
+///     .begin(After::Time(SystemTime::now() - seconds(3600)))
+///     .wait(seconds(30))
+///     .timeout(seconds(10))
+///     .limit(1_000)
+///     .retry_for(Duration::MAX)
+///     .backoff(Backoff::exponential(seconds(1), seconds(60)));
+/// # Ok::<(), diesel_outbox::ConfigError>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Reader {
     client: PageClient,
@@ -290,15 +313,18 @@ impl Reader {
 
     fn ask(&self, after: After) -> Result<Page, NoPage> {
         let mut url = self.url.clone();
-        let wait = humantime::format_duration(self.wait).to_string();
+        // Behind a wait, the end would be another one.
+        let wait = match after {
+            After::End => Duration::ZERO,
+            After::Begin | After::Cursor(_) | After::Time(_) => self.wait,
+        };
+        let within = wait.saturating_add(self.timeout);
+        let wait = humantime::format_duration(wait).to_string();
         url.query_pairs_mut()
             .append_pair("after", &after.to_string())
             .append_pair("limit", &self.limit.to_string())
             .append_pair("wait", &wait.replace(' ', ""));
-        let answer = match self
-            .client
-            .get(&url, self.wait.saturating_add(self.timeout))
-        {
+        let answer = match self.client.get(&url, within) {
             Ok(answer) => answer,
             Err(PageLost::TooLarge) => return Err(not_a_page("it is larger than 64 MiB").into()),
             Err(PageLost::Failed(reason)) => {

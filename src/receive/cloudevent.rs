@@ -22,7 +22,7 @@ const POSITION: &str = "position";
 /// A received event, from a request with one event or from a batch. It borrows from the request if possible.
 ///
 /// ```
-/// use diesel_outbox::receive::{self, Headers};
+/// use diesel_outbox::receive::{self, CloudEvent, Headers};
 ///
 /// let headers = Headers::new([
 ///     ("content-type", "application/cloudevents+json"),
@@ -36,6 +36,9 @@ const POSITION: &str = "position";
 /// assert_eq!(event.idempotency_key(), Some("order-7-paid"));
 /// assert_eq!(event.version(), 2);
 /// assert_eq!(event.json(), Some(r#"{"order_id": 7}"#));
+/// assert_eq!(event.position(), None); // it comes from no feed
+///
+/// let event: CloudEvent<'static> = event.clone().into_owned();
 /// # Ok::<(), receive::CloudEventError>(())
 /// ```
 #[derive(Clone, PartialEq)]

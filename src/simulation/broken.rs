@@ -167,7 +167,7 @@ pub(super) enum Broken {
     ReadsFormerBase,
     /// A page has the events of whatever registration the feed has by now.
     ReadsForAnyRegistration,
-    /// A settle is refused if its feed was registered anew since the claim, instead of releasing the messages.
+    /// A settle is refused if its feed was registered again since the claim, instead of releasing the messages.
     RefusesWhatWasMoved,
     /// Takeovers are not counted, so a message that crashes relays does so forever.
     TakesOverForFree,
@@ -270,7 +270,7 @@ impl Broken {
         (Self::NumbersWithoutLock, &[Promise::Gap, Promise::Cursor]),
         (
             Self::ReusesEmptiedPositions,
-            &[Promise::Gap, Promise::Cursor],
+            &[Promise::Gap, Promise::Cursor, Promise::Lost],
         ),
         (Self::StoresUnwritten, &[Promise::Gap, Promise::Cursor]),
         (Self::ComparesPositionsOnly, &[Promise::Gap]),

@@ -13,13 +13,14 @@ use super::tables::{Changes, Tables};
 use crate::engine::settle::settlement::{Settlement, delivered};
 use crate::engine::settle::written::Settle;
 use crate::feed::Cursor;
-use crate::feed::page::{self, After, Discontinued, FeedEvent, Reads};
+use crate::feed::page::{self, After, Discontinued, FeedEvent, PageSource};
 use crate::feed::sql::read::FeedRow;
 
 /// The most events of a page.
 const PAGE: i64 = 5;
-/// A page is read in moments that are at most so far apart.
-const LONGEST_STEP: u64 = 3;
+/// The moments in which a page is read are at most so far apart, in milliseconds; now and then where something goes wrong.
+const STEP: u64 = 3;
+const LONGEST_STEP: u64 = 800;
 /// At the end, a reader has all events after so many pages.
 const LAST_PAGES: usize = 1000;
 
@@ -208,7 +209,7 @@ impl Reader {
         feeds.iter().flat_map(of_feed).collect()
     }
 
-    fn begin_anew(&mut self) {
+    fn begin_again(&mut self) {
         self.after = After::Begin;
         self.seen.clear();
     }
@@ -224,7 +225,12 @@ struct Connection<'w> {
 impl Connection<'_> {
     fn ask<T>(&self, ask: impl FnOnce(&Tables) -> T) -> QueryResult<T> {
         let stage = self.stage;
-        stage.pass_by(stage.dice(0, LONGEST_STEP));
+        let may_be_slow = !stage.history.is_calm() && !stage.is_calm_now();
+        let longest = match may_be_slow && stage.rng(|rng| rng.u8(..8) == 0) {
+            true => LONGEST_STEP,
+            false => STEP,
+        };
+        stage.pass_by(stage.dice(0, longest));
         match stage.is_server(Some(self.server)) {
             true => Ok(ask(&stage.tables.borrow())),
             false => Err(Error::BrokenTransactionManager),
@@ -232,7 +238,7 @@ impl Connection<'_> {
     }
 }
 
-impl Reads for &Connection<'_> {
+impl PageSource for &Connection<'_> {
     fn feed(&mut self, name: &str) -> QueryResult<Option<FeedRow>> {
         self.ask(|tables| {
             let feed = tables.feeds.get(name)?;
@@ -335,7 +341,7 @@ impl<'w> Stage<'w> {
             connection.ask(|tables| tables.registered.get(reader.feed).map(|one| one.id))?;
         if living != reader.registration {
             reader.registration = living;
-            reader.begin_anew();
+            reader.begin_again();
             return Ok(());
         }
         let page = page::page(connection, &row, reader.after, PAGE);
@@ -370,7 +376,7 @@ impl<'w> Stage<'w> {
                         )
                     });
                 }
-                reader.begin_anew();
+                reader.begin_again();
             }
             Err(error) => self.fall(Promise::Gap, || {
                 format!(

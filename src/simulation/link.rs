@@ -18,7 +18,7 @@ use crate::endpoints::sql::rows::AsSeen;
 use crate::engine::claim::sql::claim::{Batch, Claimant, Claimed};
 use crate::engine::claim::sql::page::Page;
 use crate::engine::claim::sql::search::Ask;
-use crate::engine::host::database::{After, Asks, Database, DatabaseResult, Taken, Which};
+use crate::engine::host::database::{AfterStatement, Asks, Database, DatabaseResult, Taken, Which};
 use crate::engine::host::session::AfterRefusal;
 use crate::engine::keys::sql::ordered::{Candidate, Key};
 use crate::engine::lease::sql::backend::Backend;
@@ -346,9 +346,9 @@ fn time_for(Range { after, upto }: Range) -> Duration {
 }
 
 impl Database for Link<'_> {
-    fn after(&self) -> After {
+    fn after(&self) -> AfterStatement {
         let doubled = 2_u32.saturating_pow(self.failures.saturating_sub(1));
-        After {
+        AfterStatement {
             backend: self.backend,
             wait: FIRST_WAIT.saturating_mul(doubled).min(LONGEST_WAIT),
             is_missing: false,
@@ -553,6 +553,8 @@ impl Database for Link<'_> {
             }
             if stage.broken != Some(Broken::NumbersWithoutLock) {
                 self.wait_for_feeds(&feeds)?;
+                // Meanwhile, a person may have locked a message.
+                self.wait_for_people(rows.iter().copied())?;
                 changes.feeds = feeds;
             }
         }

@@ -41,7 +41,7 @@ use crate::engine::host::sql::connection::{Plans, Source, StatementLimits};
 use crate::engine::host::threads::Post;
 use crate::engine::lease::sql::lease;
 use crate::engine::send::verdict::Verdict;
-use crate::feed::sql::store::Feeds;
+use crate::feed::sql::store::EventLog;
 use crate::message::{Due, NewMessage, Sequence};
 use crate::name::OutboxName;
 use crate::operate::sql::messages::LetterId;
@@ -446,7 +446,7 @@ fn compare_on<'w>(
         table: name.clone(),
         on_dead: OnDead::Block,
         ledger_payload: LedgerPayload::WithEntry,
-        log: Some(&Feeds),
+        log: Some(&EventLog),
         ..shared.settings.clone()
     };
     let link = || Link::new(stage, 0, Actor::Claimer);

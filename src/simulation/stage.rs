@@ -730,7 +730,7 @@ impl<'w> Stage<'w> {
                     .filter(|one| one.key() == row.key() && (first..=last).contains(&one.place()));
                 let lease = |row: &Row| row.held.map(|held| held.lease);
                 let mut between = between.filter(|one| self.was_seen(one, row));
-                self.history.key_run > 1
+                self.may_run(row)
                     && other.key() == row.key()
                     && between.all(|one| lease(one) == lease(row))
             };
@@ -743,6 +743,17 @@ impl<'w> Stage<'w> {
                 });
             }
         }
+    }
+
+    /// Whether several messages of a key are claimed at once. Of a feed, as many as there are; a single endpoint gets
+    /// messages that name none.
+    fn may_run(&self, row: &Row) -> bool {
+        let feeds = self.history.feeds;
+        let is_for_feed = match &*row.destination {
+            "" => !feeds.is_empty(),
+            name => feeds.contains(&name),
+        };
+        self.history.key_run > 1 || is_for_feed
     }
 
     /// Whether a message was committed before another was claimed.
@@ -1953,7 +1964,7 @@ impl<'w> Stage<'w> {
             // A run is settled as a whole.
             let is_with = |other: &Row| {
                 other.sequence == row.sequence
-                    || (self.history.key_run > 1 && other.held == row.held && other.has_key_of(row))
+                    || (self.may_run(row) && other.held == row.held && other.has_key_of(row))
             };
             let mut of_people = tables
                 .of_people

@@ -1365,7 +1365,7 @@ impl Tables {
         let (mut unfinished, mut most) = (Vec::new(), settle.piece.parts);
         let is_held = |one: &Settlement| self.held(settle.claimant.lease, one.claim()).is_some();
         let is_broken = |one: &&Settlement| {
-            one.kind() == Kind::Delivered
+            one.is_delivered()
                 && !one.behind.is_empty()
                 && !one.each().all(is_held)
                 && broken != Some(Broken::SettlesRunsInPart)
@@ -1438,7 +1438,7 @@ impl Tables {
                         self.register_feed(feed, to.registration);
                     }
                     let Some(feed) = feed.filter(|feed| self.takes(feed, to.registration)) else {
-                        // Its feed was registered anew since the claim.
+                        // Its feed was registered again since the claim.
                         match broken {
                             Some(Broken::RefusesWhatWasMoved) => changes.is_refused = true,
                             _ => _ = changes.rows.insert(row.sequence, Some(freed(&row))),

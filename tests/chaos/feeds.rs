@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use diesel::connection::SimpleConnection;
+use diesel::connection::{AnsiTransactionManager, TransactionManager};
 use diesel::prelude::{QueryableByName, RunQueryDsl};
 use diesel::result::Error;
 use diesel::sql_types::{BigInt, Text};
@@ -237,7 +237,7 @@ fn r73_an_open_transaction_holds_up_nothing_and_is_not_skipped() {
             .expect("enqueued");
     };
     let (held, conn) = (&mut database.connect(), &mut database.connect());
-    held.batch_execute("BEGIN").expect("begun");
+    AnsiTransactionManager::begin_transaction(held).expect("begun");
     enqueue(held, 1, 5, "held");
     let mut pages = FEEDS.map(|feed| (over_sql(&database, feed), 0));
     let mut seen = HashSet::new();
@@ -258,6 +258,6 @@ fn r73_an_open_transaction_holds_up_nothing_and_is_not_skipped() {
         enqueue(conn, 1 + 10 * round, 10, "other");
         read("other", 10 * (round + 1));
     }
-    held.batch_execute("COMMIT").expect("committed");
+    AnsiTransactionManager::commit_transaction(held).expect("committed");
     assert_eq!(read("held", 205), 205);
 }

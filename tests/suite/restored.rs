@@ -43,10 +43,7 @@ fn used() -> FreshDatabase {
         Some(1) => 400,
         _ => 200,
     });
-    let relay = || {
-        let relay = diesel_outbox::Relay::builder(&database.url).url(&receiver.url());
-        relay.start().expect("a relay")
-    };
+    let relay = || with_feed(&database, &receiver).start().expect("a relay");
     let send = |n: i64| {
         database.execute(&format!(
             "INSERT INTO outbox (topic, payload) VALUES ('order.paid', '{{\"n\": {n}}}')"
@@ -69,10 +66,21 @@ fn used() -> FreshDatabase {
     end(&second);
     database.execute(
         "INSERT INTO outbox_endpoint (name, url) VALUES ('acme', 'https://a.example/'), ('gone', 'https://a.example/');
+         INSERT INTO outbox_endpoint (name, kind, topics) VALUES ('crm', 'feed', '{nothing}');
+         INSERT INTO outbox_feed (name, registration, base, base_id) SELECT name, id, 7, gen_random_uuid() FROM outbox_endpoint WHERE name = 'crm';
+         INSERT INTO outbox_feed_reader (feed, token_digest, last_position) VALUES ('crm', 'a digest', 7);
          DELETE FROM outbox_endpoint WHERE name = 'gone';
          INSERT INTO outbox (topic, payload, available_at) VALUES ('order.paid', '{\"n\": 4}', 'infinity')",
     );
     database
+}
+
+/// A relay of a webhook and of a feed, which get all messages.
+fn with_feed(database: &FreshDatabase, receiver: &Receiver) -> diesel_outbox::RelayBuilder {
+    diesel_outbox::Relay::builder(&database.url)
+        .url(&receiver.url())
+        .feed("audit")
+        .route_to_each("*", &["default", "audit"])
 }
 
 fn migrated() -> FreshDatabase {
@@ -104,6 +112,10 @@ fn content(database: &FreshDatabase) -> String {
         "outbox_pause",
         "outbox_endpoint",
         "outbox_inbox",
+        "outbox_feed",
+        "outbox_feed_event",
+        "outbox_feed_part",
+        "outbox_feed_reader",
         "outbox_feed_position",
         "(SELECT last_value FROM outbox_sequence_seq)",
     ];
@@ -188,12 +200,59 @@ fn tempfile() -> String {
 
 fn works(database: &FreshDatabase) {
     let receiver = Receiver::ok();
-    let relay = diesel_outbox::Relay::builder(&database.url).url(&receiver.url());
-    let relay = relay.start().expect("a relay");
+    let relay = with_feed(database, &receiver).start().expect("a relay");
     database
         .connect()
         .batch_execute("INSERT INTO outbox (topic, payload) VALUES ('order.paid', '{}')")
         .expect("inserted");
     receiver.wait_for(1);
     end(&relay);
+}
+
+/// What a consumer of the feed gets after this cursor: the number of events and the next cursor, or the error.
+fn read(database: &FreshDatabase, after: &str) -> Result<(usize, String), String> {
+    let mut read = binary(&["feed", "read", "audit", "--after", after]);
+    read.env("DATABASE_URL", &database.url);
+    let read = finish(read);
+    let next = read
+        .stderr
+        .lines()
+        .find_map(|line| line.strip_prefix("next: "));
+    match next {
+        Some(next) => Ok((read.stdout.lines().count(), next.to_owned())),
+        None => Err(read.stderr.clone()),
+    }
+}
+
+/// R73: a consumer whose cursor is of events that the restored database has never had is told, also when other events have
+/// their positions by now.
+#[test]
+fn r73_a_consumer_of_a_restored_feed_learns_of_it() {
+    let (from, to) = (used(), FreshDatabase::new());
+    if !can_dump(&from) {
+        return;
+    }
+    let file = tempfile();
+    run("pg_dump", &["--format=custom", "--file", &file, &from.url]);
+    let dumped = read(&from, "begin").expect("events");
+    assert_eq!(dumped.0, 3);
+    works(&from);
+    let (more, lost) = read(&from, &dumped.1).expect("an event that the dump lacks");
+    assert_eq!(more, 1);
+    let restore = ["--exit-on-error", "--no-owner", "--dbname", &to.url, &file];
+    run("pg_restore", &restore);
+    std::fs::remove_file(&file).expect("removed");
+    let told = |why: &str| {
+        let error = read(&to, &lost).expect_err("the cursor is of another feed");
+        assert!(
+            error.contains("was restored") && error.contains(why),
+            "{error}"
+        );
+    };
+    told("last position is 3");
+    assert_eq!(read(&to, &dumped.1), Ok((0, dumped.1.clone())));
+    // Another event at the same position.
+    works(&to);
+    told("last position is 4");
+    assert_eq!(read(&to, &dumped.1).expect("it continues").0, 1);
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use diesel_outbox::config::{Config, Proxy, Roots, TlsVersion};
 use diesel_outbox::endpoints::Endpoint;
+use diesel_outbox::feed::{After, ReadError, Reader};
 use diesel_outbox::{Destination, HttpDispatcher, RelayHandle};
 use serde_json::json;
 
@@ -89,6 +90,27 @@ fn a_certificate_is_refused_unless_who_signed_it_is_trusted() {
     let stranger = Authority::new();
     let error = fails_for_good_by_tls(stranger.trusting(receiver.port));
     assert!(error.contains("invalid peer certificate"), "{error}");
+}
+
+#[test]
+fn a_reader_of_a_feed_trusts_certificates_as_a_destination_does() {
+    let authority = Authority::new();
+    let server = TlsReceiver::start(&authority, BOTH, Clients::Anybody);
+    let url = format!("https://localhost:{}/events", server.port);
+    let reader = Reader::new(&url, "t".into()).expect("a reader");
+    let reader = reader.retry_for(Duration::ZERO);
+    let error = reader.page(After::Begin).expect_err("not trusted");
+    assert!(
+        matches!(&error, ReadError::Unavailable { reason } if reason.contains("invalid peer certificate: UnknownIssuer")),
+        "{error:?}"
+    );
+    assert_eq!(server.delivered(), 0);
+    let roots = Roots::File(authority.path("ca.pem"));
+    let reader = reader.roots(roots).expect("a file");
+    // It trusts the server, which has no page.
+    let error = reader.page(After::Begin).expect_err("no page");
+    assert!(matches!(error, ReadError::NotAPage { .. }), "{error:?}");
+    assert_eq!(server.delivered(), 1);
 }
 
 /// R54: the cryptography that this program has knows no P-521, and the customer reads it.

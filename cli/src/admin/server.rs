@@ -31,7 +31,7 @@ const CHANGE_TIME: Duration = Duration::from_secs(300);
 /// Time to send a whole response.
 const WRITE_TIME: Duration = Duration::from_secs(10);
 /// Connections at the same time. One more closes the connection that has waited longest for its client.
-const MOST_CONNECTIONS: usize = 64;
+const MOST_CONNECTIONS: usize = 256;
 /// The pause after a failed accept, for example without free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 

@@ -40,7 +40,7 @@ pub(crate) type DatabaseResult<T> = Result<T, DatabaseError>;
 
 /// The connection after a call.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct After {
+pub(crate) struct AfterStatement {
     /// The server process of the last statements, if it is known.
     pub(crate) backend: Option<Backend>,
     /// How many connections have ended without an answer. After each, the server may have lost what it had answered before:
@@ -89,7 +89,7 @@ pub(crate) struct Asks<'a> {
 
 pub(crate) trait Database {
     /// The connection after the last call.
-    fn after(&self) -> After;
+    fn after(&self) -> AfterStatement;
 
     /// Another server has replaced the one of this connection: the next call opens a new connection.
     fn replace(&mut self);
@@ -293,8 +293,8 @@ pub(crate) fn record_news(
 }
 
 impl Database for Session {
-    fn after(&self) -> After {
-        After {
+    fn after(&self) -> AfterStatement {
+        AfterStatement {
             backend: self.backend,
             lost: self.lost,
             wait: self.wait(),

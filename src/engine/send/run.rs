@@ -254,6 +254,33 @@ mod tests {
         }
     }
 
+    /// R73: a message of a run that is not for the feed, or has expired, is no event of it, nor are those behind it, which
+    /// must not come before it.
+    #[test]
+    fn a_run_for_a_feed_ends_before_a_message_that_is_not_for_it() {
+        let bulkheads = bulkheads();
+        let stored = |sequence| Job {
+            unsent: Some(Verdict::Stored),
+            ..job(&bulkheads, sequence, To::Member(1))
+        };
+        let expired = Job {
+            unsent: Some(Verdict::expired()),
+            ..stored(3)
+        };
+        let of_none = Job {
+            unsent: Some(Verdict::NoSubscriber),
+            ..job(&bulkheads, 3, To::Split)
+        };
+        for third in [expired, of_none] {
+            let behind = vec![stored(2), third, stored(4)];
+            let run = joined(vec![stored(1)], behind).remove(0);
+            let run = Settlement::unsent(run, &bulkheads, Verdict::Stored);
+            let kinds: Vec<Kind> = run.each().map(Settlement::kind).collect();
+            let expected = [Kind::Stored, Kind::Stored, Kind::Released, Kind::Released];
+            assert_eq!(kinds, expected);
+        }
+    }
+
     /// A run of the messages 1 to `count`.
     fn run(bulkheads: &[Bulkhead], count: i64) -> Job {
         let job = |sequence| job(bulkheads, sequence, To::Bulkhead(0));

@@ -91,12 +91,16 @@ impl Settlement {
         latency: Duration,
     ) -> Self {
         job.unload(bulkheads);
-        let of_behind = || match verdict {
-            Verdict::Stored => Verdict::Stored,
-            _ => Verdict::Released,
-        };
-        let behind = job.behind.into_iter();
-        let behind = behind.map(|job| Self::unsent(job, bulkheads, of_behind()));
+        // A run ends before a message that is not for the feed, or has expired.
+        let mut continues = matches!(verdict, Verdict::Stored);
+        let behind = job.behind.into_iter().map(|job| {
+            continues &= matches!(job.unsent, Some(Verdict::Stored));
+            let verdict = match continues {
+                true => Verdict::Stored,
+                false => Verdict::Released,
+            };
+            Self::unsent(job, bulkheads, verdict)
+        });
         Self {
             behind: behind.collect(),
             is_followed: false,

@@ -160,8 +160,8 @@ fn release_broken(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryResult<H
     Ok(broken.iter().map(|one| one.sequence()).collect())
 }
 
-/// Moves messages into their feeds. A feed that has no row yet gets one. Messages for an earlier registration of an endpoint
-/// are released: whoever claims them next knows what becomes of them.
+/// Moves messages into their feeds. A feed that has no row yet gets one. Messages for an earlier registration of a member
+/// are released: another claim finds that they are not for this one.
 fn store(
     conn: &mut PgConnection,
     settle: &Settle<'_>,

@@ -10,8 +10,9 @@ use diesel::{
 };
 use uuid::Uuid;
 
+use super::all::all_feeds;
 use crate::feed::cursor::Cursor;
-use crate::feed::page::FeedEvent;
+use crate::feed::event::FeedEvent;
 use crate::name::OutboxName;
 use crate::schema::values::{from_micros, system_time};
 use crate::sql::statement::statement;
@@ -81,7 +82,7 @@ pub(crate) fn feeds(
         "SELECT f.name, f.registration, d.tenant_id, f.base, f.base_id
            FROM {feed} f LEFT JOIN {endpoints} d ON d.name = f.name AND d.id = f.registration AND d.kind = 'feed'
           WHERE (f.registration IS NULL OR d.id IS NOT NULL) AND ($1 IS NULL OR f.name = $1) ORDER BY f.name",
-        feed = name.feed(),
+        feed = all_feeds(name),
     ))
     .bind::<Nullable<Text>, _>(only)
     .giving::<FeedSql>()
@@ -104,7 +105,7 @@ pub(crate) fn last(
                 WHERE e.feed = f.name AND e.position > f.base ORDER BY e.position DESC LIMIT 1) e ON true
           WHERE f.name = $1 AND f.registration IS NOT DISTINCT FROM $2",
         event = name.feed_event(),
-        feed = name.feed(),
+        feed = all_feeds(name),
     ))
     .bind::<Text, _>(&feed.name)
     .bind::<Nullable<SqlUuid>, _>(feed.registration)
@@ -184,7 +185,7 @@ pub(crate) fn events(
             AND EXISTS (SELECT FROM {feed} f WHERE f.name = $1 AND f.registration IS NOT DISTINCT FROM $5)
           ORDER BY position",
         event = name.feed_event(),
-        feed = name.feed(),
+        feed = all_feeds(name),
     ))
     .bind::<Text, _>(&feed.name)
     .bind::<BigInt, _>(from)
@@ -231,7 +232,7 @@ pub(crate) fn last_positions(
         "SELECT f.name, greatest(f.base, (SELECT e.position FROM {event} e WHERE e.feed = f.name ORDER BY e.position DESC LIMIT 1))
            FROM {feed} f WHERE f.name = ANY($1)",
         event = name.feed_event(),
-        feed = name.feed(),
+        feed = all_feeds(name),
     ))
     .bind::<Array<Text>, _>(feeds)
     .giving::<(Text, BigInt)>()

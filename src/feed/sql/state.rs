@@ -9,6 +9,7 @@ use diesel::sql_types::{Array, BigInt, Double, Nullable, Text, Uuid as SqlUuid};
 use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl};
 use uuid::Uuid;
 
+use super::all::all_feeds;
 use crate::name::OutboxName;
 use crate::schema::values::system_time;
 use crate::sql::absent::all_endpoints_text;
@@ -105,7 +106,7 @@ pub(crate) fn states(
           ORDER BY name",
         event = name.feed_event(),
         reader = name.feed_reader(),
-        feed = name.feed(),
+        feed = all_feeds(name),
         endpoints = all_endpoints_text(name),
     ))
     .bind::<Nullable<Array<Text>>, _>(which.names)

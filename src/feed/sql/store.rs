@@ -12,12 +12,12 @@ use crate::name::OutboxName;
 use crate::sql::statement::statement;
 use crate::sql::table::feed;
 
-/// The feeds of an outbox.
+/// The log of events.
 #[derive(Debug)]
-pub(crate) struct Feeds;
+pub(crate) struct EventLog;
 
 // Why: docs/decisions.md#positions
-impl Log for Feeds {
+impl Log for EventLog {
     fn locks(&self, name: &OutboxName) -> String {
         format!(
             "SELECT f.name, f.registration FROM {feed} f WHERE f.name IN (SELECT destination FROM outcome)
@@ -115,7 +115,7 @@ pub(crate) fn make_configured(
     make(conn, name, &names, &vec![None; names.len()]).map(drop)
 }
 
-/// Makes the rows of these feeds that have none.
+/// Makes the rows of these feeds that have none. Events that are there belong to nobody any more.
 pub(crate) fn make(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -123,8 +123,13 @@ pub(crate) fn make(
     registrations: &[Option<Uuid>],
 ) -> QueryResult<usize> {
     statement(format!(
-        "INSERT INTO {feed} (name, registration) SELECT * FROM unnest($1::text[], $2::uuid[]) ON CONFLICT (name) DO NOTHING",
+        "INSERT INTO {feed} (name, registration, base, base_id)
+         SELECT w.name, w.registration, coalesce(e.position, 0), e.message_id
+           FROM unnest($1::text[], $2::uuid[]) w(name, registration)
+           LEFT JOIN LATERAL (SELECT position, message_id FROM {event} e WHERE e.feed = w.name ORDER BY position DESC LIMIT 1) e ON true
+         ON CONFLICT (name) DO NOTHING",
         feed = name.feed(),
+        event = name.feed_event(),
     ))
     .bind::<Array<Text>, _>(names)
     .bind::<Array<Nullable<SqlUuid>>, _>(registrations)

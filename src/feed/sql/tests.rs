@@ -11,7 +11,7 @@ use diesel::{Connection, PgConnection, RunQueryDsl};
 use uuid::Uuid;
 
 use super::read::{self, FeedRow};
-use super::store::{Feeds, make};
+use super::store::{EventLog, make};
 use super::{keeping, store};
 use crate::engine::lease::sql::lease::LeaseId;
 use crate::engine::settle::sql::log::Log;
@@ -70,7 +70,7 @@ fn delivered(claim: Claim, feed: &str, registration: Option<Uuid>) -> Delivered 
 
 /// Settles messages. Returns how many became events.
 fn settle(conn: &mut PgConnection, outbox: &Outbox, messages: &[Delivered]) -> usize {
-    let settled = stored(conn, &outbox.name, LEASE, messages, false, &Feeds);
+    let settled = stored(conn, &outbox.name, LEASE, messages, false, &EventLog);
     settled.expect("settled").len()
 }
 
@@ -212,9 +212,10 @@ fn the_oldest_events_are_emptied_while_all_have_too_many_bytes() {
         6
     );
     assert_eq!(rotate(conn, &outbox, NEVER, few), (1, false));
-    let left = read_page(conn, &outbox, &row(conn, &outbox, "a"), After::Begin).expect("the rest");
+    let feed = row(conn, &outbox, "a");
+    let left = read_page(conn, &outbox, &feed, After::Begin).expect("the rest");
     assert_eq!(positions(&left), [4, 5, 6]);
-    assert_eq!(row(conn, &outbox, "a").base().position(), 3);
+    assert_eq!(feed.base().position(), 3);
 }
 
 /// R73: a settle that is rolled back leaves no gap, and the next one waits for its end.
@@ -289,17 +290,13 @@ fn a_name_that_is_registered_again_does_not_show_earlier_events() {
     // A message that was claimed for the earlier registration is no event of this one.
     let late = delivered(late, "a", first.registration);
     assert_eq!(settle(conn, &outbox, std::slice::from_ref(&late)), 0);
-    let mended = Feeds
+    let mended = EventLog
         .mend(conn, &outbox.name, std::slice::from_ref(&late))
         .expect("known");
     assert_eq!((mended.may_repeat, mended.moved), (false, vec![late.claim]));
     // That a feed of the settings has the name of an endpoint is for people to mend.
     let of_settings = delivered(late.claim, "a", None);
-    assert!(
-        store::Feeds
-            .mend(conn, &outbox.name, &[of_settings])
-            .is_err()
-    );
+    assert!(EventLog.mend(conn, &outbox.name, &[of_settings]).is_err());
 
     // A page that began before the name was registered again ends without the events of others.
     add(conn, &outbox, &again, 2);

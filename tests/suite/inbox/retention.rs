@@ -184,8 +184,8 @@ fn a_database_without_an_outbox_can_have_an_inbox() {
     }
     let conn = &mut database.connect();
     inbox::create(conn).expect("it is there");
-    // The table, its primary key and its index.
-    assert_eq!(database.objects(), before + 3);
+    // The table, its primary key and its index; the positions in feeds, and their primary key.
+    assert_eq!(database.objects(), before + 5);
     inbox::once(conn, "a", 1, |_| QueryResult::Ok(())).expect("handled");
 
     // A later outbox adopts the inbox with its content.

@@ -29,7 +29,7 @@ pub(crate) trait Log: Debug + Send + Sync {
     /// Makes what a settle into these feeds lacks, each with its registration.
     ///
     /// # Errors
-    /// A refusal of the database: the feed of a relay's settings belongs to an endpoint.
+    /// A refusal of the database: a feed of the relay's settings belongs to a member.
     fn mend(
         &self,
         conn: &mut PgConnection,
@@ -43,7 +43,7 @@ pub(crate) trait Log: Debug + Send + Sync {
 pub(crate) struct Mended {
     /// Whether the settle may be repeated.
     pub(crate) may_repeat: bool,
-    /// Those whose endpoint was registered again, or given to another tenant, since the messages were claimed.
+    /// Those of a member that was registered again, or given to another tenant, since the messages were claimed.
     pub(crate) moved: Vec<(String, Option<Uuid>)>,
 }
 

@@ -1,0 +1,16 @@
+//! All feeds that there are, with or without a row of their own: a feed gets its row with its first event.
+
+use crate::name::OutboxName;
+use crate::sql::absent::all_endpoints_text;
+
+/// The feeds, as a table of SQL text, which gives it an alias.
+pub(super) fn all_feeds(name: &OutboxName) -> String {
+    format!(
+        "(SELECT name, registration, base, base_id FROM {feed}
+          UNION ALL
+          SELECT d.name, d.id, 0::bigint, NULL::uuid FROM {endpoints} d
+           WHERE d.kind = 'feed' AND NOT EXISTS (SELECT FROM {feed} f WHERE f.name = d.name))",
+        feed = name.feed(),
+        endpoints = all_endpoints_text(name),
+    )
+}
