@@ -558,11 +558,10 @@ fn r73_an_unread_feed_is_reported_until_a_reader_is_back() {
     );
     let check = finish(database.binary(&["check"])).stdout;
     assert!(check.contains("nobody reads the feed crm"), "{check}");
-    let overview = page.get("/").body;
-    assert!(
-        overview.contains("1 endpoint is unread") && overview.contains("Events not read"),
-        "{overview}"
-    );
+    eventually("the overview says so", || {
+        let overview = page.get("/").body;
+        overview.contains("1 endpoint is unread") && overview.contains("Events not read")
+    });
     let rows = page.get("/endpoints?state=unread").body;
     assert!(
         rows.contains("2 events not read for") && !rows.contains("silent"),
