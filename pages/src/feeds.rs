@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use diesel_outbox::config::Config;
 use diesel_outbox::feed::Cursor;
-use diesel_outbox::program::{self, After, Discontinued, FeedAccess, FeedPage, FeedRow, Feeds};
+use diesel_outbox::program::{self, After, Discontinued, FeedAccess, FeedPage, Feeds, FoundPage};
 use http::header::{ALLOW, HeaderName, LINK, RETRY_AFTER};
 use http::{Method, StatusCode};
 use serde_json::json;
@@ -164,7 +164,7 @@ fn found(
     request: &Request,
     name: &str,
     Query { after, limit, .. }: Query,
-) -> Result<(FeedRow, Result<FeedPage, Discontinued>), Response> {
+) -> Result<FoundPage, Response> {
     let feeds = Feeds::of(&site.config.table);
     // The readers of one feed leave connections to those of others.
     let read = |access| {

@@ -241,18 +241,14 @@ impl Pages {
     }
 
     /// Calls `wake` once, when the reader has waited enough. A response: too many wait.
-    ///
-    /// # Errors
-    ///
-    /// The response.
     #[doc(hidden)]
     pub fn wait(
         &self,
         later: &Later,
         wake: impl FnOnce() + Send + 'static,
-    ) -> Result<(), http::Response<Vec<u8>>> {
+    ) -> Option<http::Response<Vec<u8>>> {
         let waits = self.site.waiters.wait(later.waiting.clone(), wake);
-        waits.map_err(|_| feeds::too_many().into())
+        waits.err().map(|_| feeds::too_many().into())
     }
 
     /// The response to whoever has waited.

@@ -141,7 +141,7 @@ fn destinations(value: Value, config: &mut Config) -> Result<(), ConfigError> {
     };
     for (name, value) in destinations {
         match destination::read(&name, value)? {
-            destination::Read::Sent(one) => config.destinations.push(one),
+            destination::Read::Sent(one) => config.destinations.push(*one),
             destination::Read::Feed(one) => config.feeds.push(one),
         }
     }

@@ -29,6 +29,9 @@ pub enum FeedAccess<'a> {
     All,
 }
 
+/// A feed, and what it has behind a cursor.
+pub type FoundPage = (FeedRow, Result<FeedPage, Discontinued>);
+
 /// The feeds of an outbox, for the program and its pages. An outbox without their tables has none.
 #[derive(Debug, Clone, Copy)]
 pub struct Feeds<'a> {
@@ -137,7 +140,7 @@ impl<'a> Feeds<'a> {
         feed: &str,
         after: After,
         limit: u32,
-    ) -> Result<Option<(FeedRow, Result<FeedPage, Discontinued>)>, DatabaseError> {
+    ) -> Result<Option<FoundPage>, DatabaseError> {
         pinned(conn, self.name, |conn, name| {
             if !has_feeds(conn, name)? {
                 return Ok(None);

@@ -341,6 +341,12 @@ fn sql_and_rights_are_printed_by_part() {
     assert_eq!(missing(&relay).len(), 2, "{:?}", missing(&relay));
     database.execute(&roles.named(&print(&["--roles", "--with", "endpoints"])));
     assert_eq!(missing(&relay), Vec::<String>::new());
+    let with = print(&["--with", "feeds"]);
+    assert_eq!(with.trim(), "SELECT outbox_create_feeds('outbox');");
+    database.execute(&with);
+    assert_eq!(missing(&relay).len(), 5, "{:?}", missing(&relay));
+    database.execute(&roles.named(&print(&["--roles", "--with", "feeds"])));
+    assert_eq!(missing(&relay), Vec::<String>::new());
     // As if all had been there from the beginning.
     let all = "SELECT count(*) FROM information_schema.role_table_grants WHERE grantee LIKE '";
     let granted = database.number(&format!("{all}{}%'", roles.0));

@@ -53,7 +53,7 @@ impl From<Response> for Reply {
 /// A response that is not there yet: its connection waits without a thread.
 pub(crate) struct Later {
     /// Calls this once when the response can be made, or says why nobody waits.
-    pub(crate) wait: Box<dyn FnOnce(Wake) -> Result<(), Response> + Send>,
+    pub(crate) wait: Box<dyn FnOnce(Wake) -> Option<Response> + Send>,
     /// Makes it.
     pub(crate) finish: Box<dyn FnOnce() -> Response + Send>,
 }
@@ -106,7 +106,7 @@ impl Waked {
     }
 
     /// Lets the connection wait. A response: it does not.
-    fn wait(&self, later: Later, stream: TcpStream, is_head: bool) -> Result<(), Response> {
+    fn wait(&self, later: Later, stream: TcpStream, is_head: bool) -> Option<Response> {
         let (woken, finish) = (self.0.clone(), later.finish);
         let one = Woken {
             stream,
@@ -335,8 +335,8 @@ fn serve(
     let response = match (reply, stream.try_clone()) {
         (Reply::Now(response), _) => response,
         (Reply::Later(later), Ok(again)) => match waked.wait(later, again, is_head) {
-            Ok(()) => return,
-            Err(response) => response,
+            None => return,
+            Some(response) => response,
         },
         (Reply::Later(_), Err(error)) => {
             plain(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"))

@@ -55,7 +55,7 @@ pub(super) fn keys() -> Vec<&'static str> {
 
 /// A destination that is sent to, or one that is read.
 pub(super) enum Read {
-    Sent(Destination),
+    Sent(Box<Destination>),
     Feed(FeedDestination),
 }
 
@@ -93,7 +93,7 @@ pub(super) fn read(name: &str, value: Value) -> Result<Read, ConfigError> {
     destination
         .check()
         .map_err(|(name, reason)| ConfigError::new(section.key(name), reason))?;
-    Ok(Read::Sent(destination))
+    Ok(Read::Sent(Box::new(destination)))
 }
 
 /// The request.

@@ -15,7 +15,6 @@ use crate::engine::plan::room::Rooms;
 use crate::engine::plan::to::To;
 use crate::engine::send::bulkhead::Bulkhead;
 use crate::engine::send::job::{Job, Terms, is_expired};
-use crate::engine::send::limits::Limits;
 use crate::engine::send::run::joined;
 use crate::engine::send::verdict::{Attempt, Retries, Verdict};
 use crate::engine::settle::sql::settle::Claim;
@@ -45,14 +44,6 @@ fn not_sent(verdict: Verdict, message: &Message, now: Instant) -> Verdict {
     match is_expired(message, now) {
         true => Verdict::expired(),
         false => verdict,
-    }
-}
-
-/// How a message is sent to a destination with these limits.
-fn sending(limits: &Limits) -> Result<&Limits, (Terms, Verdict)> {
-    match limits.is_feed {
-        true => Err((limits.terms, Verdict::Stored)),
-        false => Ok(limits),
     }
 }
 
@@ -98,7 +89,7 @@ impl Ways<'_> {
             Fate::Bulkhead(number) => (
                 To::Bulkhead(number),
                 None,
-                sending(&self.bulkheads[number].limits),
+                Ok(&self.bulkheads[number].limits),
             ),
             Fate::Member(id, name, registration) => match roster.limits(id) {
                 Some(limits) => (
@@ -107,7 +98,7 @@ impl Ways<'_> {
                         false => To::Member(id),
                     },
                     Some((name, Some(registration))),
-                    sending(limits),
+                    Ok(limits),
                 ),
                 None => unsent(To::Nowhere, not_sent(Verdict::Released, message, now)),
             },
@@ -130,6 +121,7 @@ impl Ways<'_> {
             Fate::Ask => unsent(To::Split, not_sent(Verdict::Released, message, now)),
         };
         let (terms, sent) = match sent {
+            Ok(limits) if limits.is_feed => (limits.terms, Err(Verdict::Stored)),
             Ok(limits) => (limits.terms, Ok(&limits.retries)),
             Err((terms, verdict)) => (terms, Err(verdict)),
         };
