@@ -282,7 +282,7 @@ impl Broken {
     ];
 
     /// The variants of statements that the comparison with PostgreSQL must find.
-    pub(super) const OF_STATEMENTS: [Self; 28] = [
+    pub(super) const OF_STATEMENTS: [Self; 27] = [
         Self::SettlesUnfenced,
         Self::SettlesByLease,
         Self::ClaimsUnderWhatIsOver,
@@ -310,6 +310,5 @@ impl Broken {
         Self::CancelsAlone,
         Self::KeepsWhatIsRolledBack,
         Self::ClaimsAnyOfKey,
-        Self::StoresBySequence,
     ];
 }

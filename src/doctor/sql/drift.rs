@@ -12,13 +12,14 @@ use diesel::{BoolExpressionMethods, ExpressionMethods, PgConnection, RunQueryDsl
 use super::suffixes;
 use crate::name::OutboxName;
 use crate::setup::sql::catalogue::{current_database, has_database_privilege, pg_is_in_recovery};
+use crate::setup::sql::inspect::has_feeds;
 use crate::setup::sql::migrate::{STEPS, creation_like};
 use crate::sql::functions::{current_setting, to_regclass};
 use crate::sql::looking::looking;
 use crate::sql::statement::{statement, unprepared_statement};
 
 /// The suffixes of the indexes, for relays and for operators.
-const INDEXES: [&str; 20] = [
+const INDEXES: [&str; 21] = [
     "_idempotency",
     "_claim",
     "_claim_keyed",
@@ -39,7 +40,11 @@ const INDEXES: [&str; 20] = [
     "_endpoint_secrets",
     "_reg_xid",
     "_pause_at",
+    OF_FEEDS,
 ];
+
+/// That of the tables of feeds; those of events are in their parts.
+const OF_FEEDS: &str = "_feed_open";
 
 /// Those of the tables of endpoints.
 const OF_ENDPOINTS: [&str; 3] = ["_endpoint_tenant", "_endpoint_secrets", "_reg_xid"];
@@ -185,7 +190,11 @@ pub(crate) fn missing_indexes(
     name: &OutboxName,
 ) -> QueryResult<Vec<String>> {
     let mut missing = Vec::new();
-    let is_meant = |suffix: &&str| name.has_endpoints() || !OF_ENDPOINTS.contains(suffix);
+    let has_feeds = has_feeds(conn, name)?;
+    let is_meant = |suffix: &&str| match *suffix {
+        OF_FEEDS => has_feeds,
+        suffix => name.has_endpoints() || !OF_ENDPOINTS.contains(&suffix),
+    };
     for suffix in INDEXES.into_iter().filter(is_meant) {
         let index = name.suffixed(suffix);
         if select(to_regclass(&index).is_null()).get_result(conn)? {

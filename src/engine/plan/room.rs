@@ -53,9 +53,12 @@ impl Rooms {
         room_for_a_claim(self.most(id), self.in_flight(id))
     }
 
-    /// How many more messages the destination may have in flight.
+    /// How many more messages the destination may have in flight. A feed that is open takes what the settlers take.
     pub(crate) fn left(&self, id: u32) -> usize {
-        self.most(id).saturating_sub(self.in_flight(id))
+        match self.limits(id) {
+            Some(limits) if limits.is_feed && self.is_open(id) => limits.batch,
+            _ => self.most(id).saturating_sub(self.in_flight(id)),
+        }
     }
 
     fn in_flight(&self, id: u32) -> usize {

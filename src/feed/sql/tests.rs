@@ -101,6 +101,27 @@ fn positions(page: &FeedPage) -> Vec<i64> {
     page.events.iter().map(|event| event.position).collect()
 }
 
+/// R73: parts of fan-outs have the places of their messages. The comparison of the simulation hardly ever has two of a key.
+#[test]
+fn events_have_the_order_of_the_messages_that_were_fanned_out() {
+    let outbox = Outbox::new();
+    let conn = &mut outbox.connect();
+    let feed = register(conn, &outbox, "a");
+    let claims = claim(conn, &outbox, 4);
+    let name = outbox.name.outbox();
+    // The parts were placed in the reverse order; the last message is no part.
+    let placed = format!("UPDATE {name} SET split_from = 10 - sequence WHERE sequence < 4");
+    conn.batch_execute(&placed).expect("parts");
+    let sequences: Vec<i64> = claims.iter().map(|claim| claim.sequence).collect();
+    let messages = claims
+        .into_iter()
+        .map(|claim| delivered(claim, "a", feed.registration));
+    assert_eq!(settle(conn, &outbox, &messages.collect::<Vec<_>>()), 4);
+    let all = read_page(conn, &outbox, &feed, After::Begin).expect("all");
+    let stored: Vec<i64> = all.events.iter().map(|event| event.sequence).collect();
+    assert_eq!((sequences, stored), (vec![1, 2, 3, 4], vec![4, 3, 2, 1]));
+}
+
 /// R73
 #[test]
 fn old_events_are_emptied_and_positions_continue_behind_them() {
