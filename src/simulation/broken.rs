@@ -161,8 +161,6 @@ pub(super) enum Broken {
     ComparesPositionsOnly,
     /// A feed takes messages that are addressed to an earlier registration of its name.
     StoresForAnyRegistration,
-    /// The events of a settle are in the order of their rows, not of the messages that were fanned out.
-    StoresBySequence,
     /// The last event of a feed is read with a base that was read before.
     ReadsFormerBase,
     /// A page has the events of whatever registration the feed has by now.
@@ -175,7 +173,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// The variants that the simulation must find, and the promises that each may break.
-    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 67] = [
+    pub(super) const OF_RELAYS: [(Self, &'static [Promise]); 66] = [
         (
             Self::SettlesUnfenced,
             &[
@@ -275,7 +273,6 @@ impl Broken {
         (Self::StoresUnwritten, &[Promise::Gap, Promise::Cursor]),
         (Self::ComparesPositionsOnly, &[Promise::Gap]),
         (Self::StoresForAnyRegistration, &[Promise::Address]),
-        (Self::StoresBySequence, &[Promise::Order]),
         (Self::ReadsFormerBase, &[Promise::Cursor]),
         (Self::ReadsForAnyRegistration, &[Promise::Address]),
         (Self::RefusesWhatWasMoved, &[Promise::Lost, Promise::Late]),

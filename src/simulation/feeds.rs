@@ -106,11 +106,7 @@ impl Tables {
 
     /// Gives the events of a settle their positions.
     pub(super) fn number_events(&mut self, changes: &mut Changes) {
-        let by_sequence = self.broken == Some(Broken::StoresBySequence);
-        let by_place = |(feed, event): &(&'static str, Event)| {
-            let place = if by_sequence { 0 } else { event.place };
-            (*feed, place, event.sequence)
-        };
+        let by_place = |(feed, event): &(&'static str, Event)| (*feed, event.place, event.sequence);
         changes.events.sort_by_key(by_place);
         let mut ends = match changes.ends.is_empty() {
             true => self.feed_ends(),

@@ -126,7 +126,10 @@ export const byKeyboard = async (page) => {
     // Refreshing replaces the links that are being counted.
     document.querySelector("#hold:not([hidden], [aria-pressed=true])")?.click();
     const usable = "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']";
-    globalThis.usable = new Set([...document.querySelectorAll(usable)].filter((one) => !one.disabled && one.checkVisibility()));
+    // Of a group of radio buttons, Tab reaches the chosen one, and arrows lead to the others.
+    const byArrows = (one) => one.type === "radio" && !one.checked && document.querySelector(`input[name="${one.name}"]:checked`);
+    const meant = (one) => !one.disabled && one.checkVisibility() && !byArrows(one);
+    globalThis.usable = new Set([...document.querySelectorAll(usable)].filter(meant));
     globalThis.unseen = [];
     document.activeElement.blur();
     document.addEventListener("focusin", ({ target }) => {

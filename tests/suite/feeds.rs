@@ -643,3 +643,18 @@ fn r65_a_locked_feed_holds_up_only_its_own_events() {
     eventually("the held feed has all", || stored(&database, "held") == 21);
     end(&relay);
 }
+
+/// R73: a message that only one feed wants becomes its event without a row of its own, however many there are.
+#[test]
+fn r73_messages_for_a_single_feed_are_not_fanned_out() {
+    let database = Database::new();
+    make(&database, "crm");
+    database.execute(
+        "INSERT INTO {o} (topic, payload) SELECT 'order.paid', '{}' FROM generate_series(1, 5000)",
+    );
+    let relay = relay(&database).start().expect("a relay");
+    eventually("all are stored", || stored(&database, "crm") == 5000);
+    eventually("all are counted", || relay.stats().delivered == 5000);
+    assert_eq!(relay.stats().split, 0);
+    end(&relay);
+}
