@@ -231,6 +231,12 @@ impl RelayBuilder {
     }
 
     /// Adds a [feed](crate::feed): a destination that is read instead of sent to. Routes lead to it as to others.
+    ///
+    /// ```
+    /// let relay = diesel_outbox::Relay::builder("postgres://localhost/shop")
+    ///     .feed("warehouse")
+    ///     .route("order.*", "warehouse");
+    /// ```
     #[must_use]
     pub fn feed(mut self, name: impl Into<String>) -> Self {
         self.config.feeds.push(FeedDestination::new(name));

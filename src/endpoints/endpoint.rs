@@ -65,6 +65,7 @@ words! {
     ///
     /// assert_eq!(Endpoint::feed("acme").kind, EndpointKind::Feed);
     /// assert_eq!("webhook".parse(), Ok(EndpointKind::Webhook));
+    /// assert_eq!(EndpointKind::Feed.as_str(), "feed");
     /// ```
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     #[non_exhaustive]
