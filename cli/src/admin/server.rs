@@ -9,6 +9,7 @@ mod write;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -73,7 +74,9 @@ struct Woken {
 impl Woken {
     /// A client that reads slowly holds up no other: each response has a thread of its own.
     fn answer(self) {
-        let (response, is_head) = ((self.finish)(), self.is_head);
+        // The thread has others to answer.
+        let made = catch_unwind(AssertUnwindSafe(self.finish));
+        let (response, is_head) = (made.unwrap_or_else(|_| panicked()), self.is_head);
         let mut stream = self.stream;
         let spawned = std::thread::Builder::new()
             .name("feeds-write".to_owned())
@@ -300,15 +303,14 @@ fn answer(request: Request, peer: IpAddr, number: u64, handler: &Arc<Handler>) -
             let late = "no response in time: the database may hang, and the request may still take effect\n";
             plain(StatusCode::SERVICE_UNAVAILABLE, late).into()
         }
-        Err(RecvTimeoutError::Disconnected) => {
-            log::error!(event = "admin_panic"; "admin page: a request handler panicked");
-            plain(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "internal error in the admin page: see the log\n",
-            )
-            .into()
-        }
+        Err(RecvTimeoutError::Disconnected) => panicked().into(),
     }
+}
+
+fn panicked() -> Response {
+    log::error!(event = "admin_panic"; "admin page: a request handler panicked");
+    let why = "internal error in the admin page: see the log\n";
+    plain(StatusCode::INTERNAL_SERVER_ERROR, why)
 }
 
 fn serve(

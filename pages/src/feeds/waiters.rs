@@ -1,6 +1,7 @@
 //! Readers who wait for events. They hold no connection: one thread asks for all of them, with one query.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -69,7 +70,7 @@ impl Waiters {
             let shared = Arc::clone(&self.shared);
             let spawned = std::thread::Builder::new()
                 .name("feeds".to_owned())
-                .spawn(move || shared.run());
+                .spawn(move || shared.run_until_idle());
             // Without a thread to spare, the reader asks again.
             state.has_thread = spawned.map_err(|_| TooMany).is_ok();
             if !state.has_thread {
@@ -81,12 +82,13 @@ impl Waiters {
         Ok(())
     }
 
-    /// Waits on the caller's thread.
+    /// Waits on the caller's thread, until the time has passed at the latest: the thread may wait for the database then.
     pub(crate) fn block(&self, waiting: Waiting) -> Result<(), TooMany> {
+        let longest = waiting.until.saturating_duration_since(Instant::now());
         let (woken, wakes) = std::sync::mpsc::sync_channel(1);
-        // The thread calls it, or drops it when the process ends.
+        // Whoever has not waited for this is gone.
         self.wait(waiting, move || _ = woken.send(()))?;
-        let _ = wakes.recv();
+        let _ = wakes.recv_timeout(longest);
         Ok(())
     }
 }
@@ -103,6 +105,22 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A panic, for example of the function that lends connections, wakes all: the next who waits starts another thread.
+    fn run_until_idle(&self) {
+        if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
+            log::error!(event = "pages_failed"; "the thread that wakes readers of feeds panicked");
+            self.end(self.lock());
+        }
+    }
+
+    /// Wakes all. The thread ends.
+    fn end(&self, mut state: MutexGuard<'_, State>) {
+        state.has_thread = false;
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_iter().for_each(|(_, wake)| wake());
+    }
+
     fn run(&self) {
         let mut interval = INTERVAL;
         loop {
@@ -112,11 +130,7 @@ impl Shared {
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
             if state.has_ended || state.waiting.is_empty() {
-                state.has_thread = false;
-                let waiting = std::mem::take(&mut state.waiting);
-                drop(state);
-                waiting.into_iter().for_each(|(_, wake)| wake());
-                return;
+                return self.end(state);
             }
             let waited = self
                 .came
@@ -154,5 +168,50 @@ impl Shared {
         state.waiting = rest;
         drop(state);
         due.into_iter().for_each(|(_, wake)| wake());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use diesel_outbox::feed::Cursor;
+
+    use super::*;
+
+    fn waiting(time: Duration) -> Waiting {
+        Waiting {
+            feed: "acme".to_owned(),
+            behind: "0".parse::<Cursor>().expect("a cursor"),
+            until: Instant::now() + time,
+        }
+    }
+
+    #[test]
+    fn who_waits_is_woken_by_a_thread_that_panics_and_the_next_has_another() {
+        let panics = AtomicBool::new(true);
+        let waiters = Waiters::new(1, move |_| {
+            assert!(!panics.swap(false, Ordering::SeqCst), "the pool is broken");
+            Some(HashMap::from([("acme".to_owned(), 1)]))
+        });
+        let began = Instant::now();
+        for _ in 0..2 {
+            let waited = waiters.block(waiting(Duration::from_secs(60)));
+            waited.expect("only one waits");
+        }
+        assert!(began.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_database_that_hangs_holds_up_nobody_beyond_its_time() {
+        let (hung, hangs) = crossbeam_channel::bounded::<()>(0);
+        let waiters = Waiters::new(1, move |_| {
+            // Until the test ends.
+            let _ = hangs.recv();
+            None
+        });
+        let waited = waiters.block(waiting(Duration::from_millis(300)));
+        waited.expect("only one waits");
+        drop(hung);
     }
 }
