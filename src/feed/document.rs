@@ -26,30 +26,19 @@ pub(crate) fn batch(config: &Config, events: &[FeedEvent]) -> String {
         message.ordering_key.clone_from(&event.ordering_key);
         message.created_at = event.created_at;
         message.occurred_at = event.occurred_at;
-        let stored = (event.headers.as_deref())
-            .and_then(|json| serde_json::from_str::<BTreeMap<String, String>>(json).ok());
-        let mut attributes = attributes(stored.unwrap_or_default());
-        attributes.insert("position".to_owned(), event.position.to_string());
-        envelope.write_stored(&mut text, &message, &attributes, event.payload.as_deref());
+        message.headers.clone_from(&event.headers);
+        let written = envelope.write_stored(
+            &mut text,
+            &message,
+            event.position,
+            event.payload.as_deref(),
+        );
+        if let Err(bad) = written {
+            log::warn!(event = "feed_event_headers_bad", sequence = event.sequence; "the event of message {} has no attributes of its headers: {}", event.sequence, bad.error);
+        }
     }
     text.push(']');
     text
-}
-
-/// The attributes of an event among its stored headers. The trace is that of the producer: a read is no attempt.
-fn attributes(stored: BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let trace = |name: &str| ["traceparent", "tracestate"].contains(&name);
-    let attribute = |(name, value): (String, String)| {
-        let name = name.to_ascii_lowercase();
-        let own = name.strip_prefix(crate::header::ATTRIBUTE_PREFIX);
-        let is_one = |own: &str| !own.is_empty() && own.bytes().all(|b| b.is_ascii_alphanumeric());
-        match own {
-            Some(own) if is_one(own) => Some((own.to_owned(), value)),
-            None if trace(&name) => Some((name, value)),
-            _ => None,
-        }
-    };
-    stored.into_iter().filter_map(attribute).collect()
 }
 
 #[cfg(test)]
@@ -63,22 +52,20 @@ mod tests {
 
     #[test]
     fn events_are_cloudevents_with_their_positions() {
-        let event = |position, payload: Option<&str>| {
-            FeedEvent {
+        let event = |position, payload: Option<&str>| FeedEvent {
             position,
             message_id: Uuid::nil(),
             sequence: 42,
             topic: "order.paid".to_owned(),
             payload: payload.map(str::to_owned),
             headers: Some(
-                r#"{"ce-subject": "a \"b\"", "x-shop": "berlin", "traceparent": "00-1", "ce-": "no"}"#
+                r#"{"ce-subject": "a \"b\"", "x-shop": "berlin", "traceparent": "00-1"}"#
                     .to_owned(),
             ),
             ordering_key: Some("order-7".to_owned()),
             tenant_id: None,
             created_at: SystemTime::UNIX_EPOCH + Duration::from_secs(1),
             occurred_at: None,
-        }
         };
         let text = batch(
             &Config::default(),
@@ -94,5 +81,36 @@ mod tests {
         });
         assert_eq!(batch[1], expected);
         assert_eq!(batch[0]["data"]["n"], 100.0);
+    }
+
+    #[test]
+    fn attributes_of_plain_sql_do_not_hide_those_of_the_event() {
+        let written = |headers: &str| {
+            let event = FeedEvent {
+                position: 7,
+                message_id: Uuid::nil(),
+                sequence: 42,
+                topic: "order.paid".to_owned(),
+                payload: Some("1".to_owned()),
+                headers: Some(headers.to_owned()),
+                ordering_key: None,
+                tenant_id: None,
+                created_at: SystemTime::UNIX_EPOCH,
+                occurred_at: None,
+            };
+            batch(&Config::default(), &[event])
+        };
+        let plain = written("{}");
+        for bad in [
+            r#"{"ce-id": "forged"}"#,
+            r#"{"ce-position": "1"}"#,
+            r#"{"ce-expunged": "true"}"#,
+            r#"{"ce-subject": 1}"#,
+            "[]",
+        ] {
+            assert_eq!(written(bad), plain, "{bad}");
+        }
+        let own = written(r#"{"traceparent": "00-1", "ce-traceparent": "00-2"}"#);
+        assert_eq!(own.matches("traceparent").count(), 1, "{own}");
     }
 }

@@ -6,7 +6,8 @@ use std::fmt::Write;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::stored::StoredHeaders;
+use super::Failure;
+use super::stored::{self, StoredHeaders};
 use crate::header::ATTRIBUTE_PREFIX;
 use crate::message::Message;
 use crate::shows::shows;
@@ -52,18 +53,29 @@ impl EventEnvelope {
         text.push('}');
     }
 
-    /// Writes an event that is read and not sent, with these attributes. Without a payload: it was expunged.
+    /// Writes an event that is read and not sent, with its position. Without a payload: it was expunged.
+    ///
+    /// # Errors
+    /// The stored headers are bad, as plain SQL can write them: the event is written without their attributes.
     pub(crate) fn write_stored(
         &self,
         text: &mut String,
         message: &Message,
-        attributes: &BTreeMap<String, String>,
+        position: i64,
         payload: Option<&str>,
-    ) {
+    ) -> Result<(), Failure> {
         self.write_head(text, message);
+        let (attributes, bad) = match stored::attributes(message.headers.as_deref()) {
+            Ok(attributes) => (attributes, Ok(())),
+            Err(bad) => (BTreeMap::new(), Err(bad)),
+        };
+        let own = ["ce-position", "ce-expunged"];
         for (name, value) in attributes {
-            push_attribute(text, name, value);
+            if !own.contains(&name.as_str()) {
+                push_attribute(text, &name, &value);
+            }
         }
+        push_attribute(text, "position", &position.to_string());
         match payload {
             Some(payload) => {
                 text.push_str(r#","data":"#);
@@ -72,6 +84,7 @@ impl EventEnvelope {
             None => text.push_str(r#","expunged":true"#),
         }
         text.push('}');
+        bad
     }
 
     /// Writes the attributes of every event.

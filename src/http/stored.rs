@@ -36,6 +36,24 @@ pub(super) struct AttemptTrace {
 ///
 /// Headers with a name in `fixed` (in lower case) are left out, because the destination sets them.
 pub(super) fn read(json: Option<&str>, fixed: &[String]) -> Result<StoredHeaders, Failure> {
+    let mut stored = split(json, fixed)?;
+    stored.trace = take_trace(&mut stored.attributes, fixed);
+    Ok(stored)
+}
+
+/// The attributes of an event that is read and not sent, by their header names. The trace is that of the producer: a read is
+/// no attempt.
+pub(super) fn attributes(json: Option<&str>) -> Result<BTreeMap<String, String>, Failure> {
+    let mut attributes = split(json, &[])?.attributes;
+    if attributes.contains_key("ce-traceparent") || attributes.contains_key("ce-tracestate") {
+        attributes.remove(TRACEPARENT);
+        attributes.remove(TRACESTATE);
+    }
+    Ok(attributes)
+}
+
+/// The trace is among the attributes.
+fn split(json: Option<&str>, fixed: &[String]) -> Result<StoredHeaders, Failure> {
     let mut stored = StoredHeaders::default();
     let Some(json) = json else {
         return Ok(stored);
@@ -74,7 +92,6 @@ pub(super) fn read(json: Option<&str>, fixed: &[String]) -> Result<StoredHeaders
         };
         stored.headers.insert(header, value);
     }
-    stored.trace = take_trace(&mut stored.attributes, fixed);
     Ok(stored)
 }
 
