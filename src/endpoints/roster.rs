@@ -51,6 +51,8 @@ pub(crate) struct KnownEndpoint {
     pub(super) refused: Option<String>,
     /// Whether the endpoint must first show that it wants messages. Its messages wait.
     pub(crate) is_unverified: bool,
+    /// Whether it is read instead of sent to.
+    pub(super) is_feed: bool,
 }
 
 impl KnownEndpoint {
@@ -144,6 +146,8 @@ pub(crate) struct Registry {
     topics: Vec<String>,
     /// Whether runs of any of them have more than one message.
     pub(super) has_runs: bool,
+    /// Whether any endpoint is a feed, enabled or not.
+    pub(super) has_feeds: bool,
     /// The endpoints that this relay may verify.
     pub(crate) unverified: Vec<Arc<KnownEndpoint>>,
     pub(super) last_id: u32,
@@ -326,6 +330,7 @@ impl Registry {
         let mut refuses = Refuses::default();
         for (name, one) in &self.by_name {
             self.by_id.insert(one.id, Arc::clone(one));
+            self.has_feeds |= one.is_feed;
             if let Some(why) = one.refused.as_deref().filter(|_| self.can_send) {
                 refuses.add(name, why);
             }

@@ -5,7 +5,6 @@
 //! the others (see [`turns`](super::turns)).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -119,8 +118,6 @@ pub(super) struct Maker {
     clients: Arc<EndpointClients>,
     /// Shared by the gates of all endpoints.
     answers: Arc<Answers>,
-    /// One of the endpoints is a feed, or was.
-    has_feeds: AtomicBool,
 }
 
 impl Maker {
@@ -129,7 +126,6 @@ impl Maker {
             config: config.for_endpoints(),
             clients,
             answers: Arc::new(Answers::new()),
-            has_feeds: AtomicBool::new(false),
         }
     }
 
@@ -179,6 +175,7 @@ impl Maker {
             // Until then, it is like a disabled one.
             let skips = !row.is_verified() && row.verification.skips();
             let sends = sends.filter(|_| !skips);
+            let is_feed = row.is_feed();
             let filter = row.filter.as_ref().map(Filter::new).transpose();
             // Which messages a bad filter was for is not known: none, until it is mended.
             let topics = if filter.is_ok() {
@@ -199,6 +196,7 @@ impl Maker {
                 limits: sends.as_ref().map(|(one, _)| one.limits.clone()),
                 refused,
                 is_unverified: verifier.is_some(),
+                is_feed,
             });
             verifiers.push((id, verifier));
             next.by_name
@@ -300,7 +298,6 @@ impl Maker {
 impl Maker {
     /// Nothing is sent to a feed: its messages are settled when they are claimed.
     fn feed(&self, row: &Endpoint, pool: &Bulkhead, not_here: Option<&str>) -> Made {
-        self.has_feeds.store(true, Ordering::Relaxed);
         let without = (!cfg!(feature = "feeds")).then_some("this relay is built without feeds");
         let refused = not_here.or(without).map(str::to_owned);
         let follower = Follower::new(&self.answers, self.config.endpoint_disable_after);
@@ -482,11 +479,6 @@ impl ServedEndpoints {
         let mut known = lock(&self.known);
         known.read_to = read_to.map(Arc::new);
         known.read_all_at = all.or(known.read_all_at);
-    }
-
-    /// Whether there are feeds, or have been.
-    pub(super) fn has_feeds(&self) -> bool {
-        self.maker.has_feeds.load(Ordering::Relaxed)
     }
 
     /// The stamp of the failing endpoints as known here.

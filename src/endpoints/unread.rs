@@ -33,12 +33,12 @@ pub(super) fn chore<'a>(served: &'a ServedEndpoints, shared: &'a Shared) -> Box<
 
 impl Chore for UnreadFeeds<'_> {
     fn next(&self) -> Option<Instant> {
-        self.served.has_feeds().then_some(self.next)
+        self.served.registry().has_feeds.then_some(self.next)
     }
 
     fn work(&mut self, session: &mut Session) -> Result<(), DatabaseError> {
         let now = Instant::now();
-        if now < self.next || !self.served.has_feeds() {
+        if now < self.next || !self.served.registry().has_feeds {
             return Ok(());
         }
         self.next = now + (self.after / 12).clamp(SHORTEST_INTERVAL, INTERVAL);

@@ -358,6 +358,7 @@ impl KnownEndpoint {
             limits: None,
             refused: None,
             is_unverified: false,
+            is_feed: false,
         }
     }
 }
