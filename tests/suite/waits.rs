@@ -1,7 +1,7 @@
 //! No thread that notices, records or stops waits for somebody outside without a bound: not for the reader of the log,
 //! not for a file, not for the application's logger.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -45,14 +45,19 @@ impl Unread {
         assert!(killed.expect("kill runs").success());
     }
 
-    /// Reads from now on, until the process ends.
-    fn read(&mut self) -> std::thread::JoinHandle<String> {
-        let mut stderr: ChildStderr = self.0.stderr.take().expect("piped");
-        std::thread::spawn(move || {
-            let mut log = Vec::new();
-            stderr.read_to_end(&mut log).expect("a pipe");
-            String::from_utf8(log).expect("UTF-8")
-        })
+    /// Reads from now on, until the process ends: the lines so far, and the thread.
+    fn read(&mut self) -> (Arc<Mutex<String>>, std::thread::JoinHandle<()>) {
+        let stderr: ChildStderr = self.0.stderr.take().expect("piped");
+        let log = Arc::new(Mutex::new(String::new()));
+        let read = Arc::clone(&log);
+        let reads = std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines() {
+                let mut read = read.lock().expect("no panic");
+                read.push_str(&line.expect("UTF-8"));
+                read.push('\n');
+            }
+        });
+        (log, reads)
     }
 }
 
@@ -116,14 +121,15 @@ fn an_unread_log_holds_up_nothing_and_loses_only_lines() {
     };
     let metrics = get(port, "/metrics");
     assert!(dropped(&metrics) > Some(0), "{metrics}");
-    let log = relay.read();
+    let (log, reads) = relay.read();
+    // Behind it the queue has room for further lines.
+    eventually("the log says what is missing", || {
+        log.lock().expect("no panic").contains("event=log_dropped")
+    });
     relay.terminate();
     assert_eq!(relay.ends().code(), Some(0));
-    let log = log.join().expect("no panic");
-    assert!(
-        log.contains("event=log_dropped"),
-        "the log says what is missing"
-    );
+    reads.join().expect("no panic");
+    let log = log.lock().expect("no panic");
     assert!(
         log.contains("event=relay_stopped"),
         "the last lines are written"
