@@ -297,7 +297,7 @@ fn waiters(config: &Config, feeds: &Arc<Database>) -> feeds::Waiters {
     feeds::Waiters::new(config.feed_waiters, move |names| {
         let of = program::Feeds::of(&table);
         let found = feeds.run(|conn, _| of.last_positions(conn, names));
-        found.ok().map(|found| found.into_iter().collect())
+        found.map(|found| found.into_iter().collect())
     })
 }
 

@@ -16,7 +16,7 @@ const IDLE: Duration = Duration::from_secs(30);
 
 type Wake = Box<dyn FnOnce() + Send>;
 /// The position of the last event of each of these feeds.
-type Ask = dyn Fn(&[&str]) -> Option<HashMap<String, i64>> + Send + Sync;
+type Ask = dyn Fn(&[&str]) -> anyhow::Result<HashMap<String, i64>> + Send + Sync;
 
 /// Those who wait.
 pub(crate) struct Waiters {
@@ -43,10 +43,10 @@ struct State {
 pub(crate) struct TooMany;
 
 impl Waiters {
-    /// At most so many. `ask`: `None` if the database fails.
+    /// At most so many.
     pub(crate) fn new(
         most: usize,
-        ask: impl Fn(&[&str]) -> Option<HashMap<String, i64>> + Send + Sync + 'static,
+        ask: impl Fn(&[&str]) -> anyhow::Result<HashMap<String, i64>> + Send + Sync + 'static,
     ) -> Self {
         let shared = Arc::new(Shared {
             ask: Box::new(ask),
@@ -145,12 +145,21 @@ impl Shared {
             feeds.sort_unstable();
             feeds.dedup();
             let names: Vec<&str> = feeds.iter().map(String::as_str).collect();
-            let found = (self.ask)(&names);
-            interval = match found {
-                Some(_) => INTERVAL,
-                None => AFTER_FAILURE,
+            let last = match (self.ask)(&names) {
+                Ok(last) => {
+                    interval = INTERVAL;
+                    last
+                }
+                Err(error) => {
+                    // Once, until the database answers again.
+                    if interval != AFTER_FAILURE {
+                        log::warn!(event = "pages_failed", error:% = format!("{error:#}"); "readers of feeds wait longer: {error:#}");
+                    }
+                    interval = AFTER_FAILURE;
+                    HashMap::new()
+                }
             };
-            self.wake(&found.unwrap_or_default());
+            self.wake(&last);
         }
     }
 
@@ -192,7 +201,7 @@ mod tests {
         let panics = AtomicBool::new(true);
         let waiters = Waiters::new(1, move |_| {
             assert!(!panics.swap(false, Ordering::SeqCst), "the pool is broken");
-            Some(HashMap::from([("acme".to_owned(), 1)]))
+            Ok(HashMap::from([("acme".to_owned(), 1)]))
         });
         let began = Instant::now();
         for _ in 0..2 {
@@ -208,7 +217,7 @@ mod tests {
         let waiters = Waiters::new(1, move |_| {
             // Until the test ends.
             let _ = hangs.recv();
-            None
+            Ok(HashMap::new())
         });
         let waited = waiters.block(waiting(Duration::from_millis(300)));
         waited.expect("only one waits");
