@@ -39,7 +39,8 @@ def page(url, token, after):
         except urllib.error.HTTPError as error:  # 410: events behind the cursor were removed; 409: the feed was restored.
             if error.code != 429 and error.code < 500:
                 raise SystemExit(f"{error.code}: {error.read(1000).decode()}")
-            delay = max(delay, float(error.headers["retry-after"] or 0))
+            asked = error.headers["retry-after"] or ""  # A date is for others; nobody makes us wait longer than an hour.
+            delay = max(delay, min(3600, int(asked[:9]))) if asked.isascii() and asked.isdigit() else delay
         except (OSError, http.client.HTTPException) as error:
             print(f"retrying: {error}", file=sys.stderr)
         time.sleep(delay * random.uniform(1, 1.5))
