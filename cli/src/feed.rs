@@ -7,7 +7,6 @@ use anyhow::{Result, bail};
 use diesel::PgConnection;
 use diesel_outbox::ConfigError;
 use diesel_outbox::config::Config;
-use diesel_outbox::feed::Cursor;
 use diesel_outbox::program::{
     self, After, Discontinued, FeedRow, FeedState, Feeds, ReaderState, parse_duration,
 };
@@ -99,18 +98,13 @@ fn missing(name: &str) -> Result<()> {
 }
 
 fn after(text: &str) -> Result<After> {
-    Ok(match text {
-        "begin" => After::Begin,
-        "end" => After::End,
-        text => match (text.parse::<Cursor>(), program::parse_time(text)) {
-            (Ok(cursor), _) => After::Cursor(cursor),
-            (_, Ok(time)) => After::Time(time),
-            (Err(error), Err(_)) => {
-                let reason = format!("{error}, nor begin, end or a time");
-                return Err(ConfigError::new("--after", reason).into());
-            }
-        },
-    })
+    let after = text.parse::<After>();
+    let after = after.or_else(|error| match program::parse_time(text) {
+        // A time before now, too, such as 2h.
+        Ok(time) => Ok(After::Time(time)),
+        Err(_) => Err(ConfigError::new("--after", error.to_string())),
+    });
+    Ok(after?)
 }
 
 fn read(

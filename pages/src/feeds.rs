@@ -2,7 +2,7 @@
 
 mod waiters;
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use diesel_outbox::config::Config;
 use diesel_outbox::feed::Cursor;
@@ -219,18 +219,11 @@ fn query(request: &Request) -> Result<Query, Problem> {
             (one, _) => Ok(one.map(str::trim)),
         }
     };
-    let after = match given("after")? {
-        None | Some("begin") => After::Begin,
-        Some("end") => After::End,
-        Some(text) => match (text.parse::<Cursor>(), humantime::parse_rfc3339_weak(text)) {
-            (Ok(cursor), _) => After::Cursor(cursor),
-            (_, Ok(time)) if time >= SystemTime::UNIX_EPOCH => After::Time(time),
-            _ => {
-                let why = "is begin, end, a time (RFC 3339), or what outbox-feed-next has said";
-                return Err(wrong("after", why.to_owned()));
-            }
-        },
-    };
+    let after = given("after")?.map_or(Ok(After::Begin), str::parse);
+    let after = after.map_err(|_| {
+        let why = "is begin, end, a time (RFC 3339), or what outbox-feed-next has said";
+        wrong("after", why.to_owned())
+    })?;
     let limit = given("limit")?.map_or(Ok(USUAL_EVENTS), str::parse);
     let limit = limit.ok().filter(|limit| (1..=MOST_EVENTS).contains(limit));
     let limit =

@@ -178,7 +178,7 @@ impl PageSource for (&mut PgConnection, &OutboxName) {
 /// A page that is emptied each time while it is read is an error after this many tries.
 const TRIES: usize = 5;
 
-/// PageSource at most `limit` events of a feed.
+/// Reads at most `limit` events of a feed.
 ///
 /// # Errors
 /// If the database fails.
