@@ -12,10 +12,11 @@ use diesel::{PgConnection, select};
 
 pub(crate) use self::complete::check;
 pub(super) use self::complete::check_migrated;
+pub(crate) use self::complete::has_feeds;
 #[cfg(feature = "relay")]
 pub(crate) use self::complete::{
-    OF_OWNER, ROTATES_FEEDS, TABLES_AND_VIEW, function, has_feeds, is_of_endpoints, is_of_feeds,
-    may_lack, parts,
+    OF_OWNER, ROTATES_FEEDS, TABLES_AND_VIEW, function, is_of_endpoints, is_of_feeds, may_lack,
+    parts,
 };
 
 use crate::name::OutboxName;
