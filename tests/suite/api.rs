@@ -354,6 +354,9 @@ fn operators_do_as_json_what_they_do_on_the_pages() {
     let verified = program.post(&format!("{acme}/verify"), json!({}));
     assert_eq!(verified["is_verified"], false, "{verified}");
     program.done(&Method::PATCH, acme, json!({ "verification": "none" }));
+    let (status, why) = program.refused(post, &format!("{acme}/rotate"), json!({ "keep": "200y" }));
+    assert_eq!(status, 422, "{why}");
+    assert!(why.to_string().contains("one hundred years"), "{why}");
     let rotated = program.post(&format!("{acme}/rotate"), json!({ "keep": "1h" }));
     assert_ne!(rotated["secret"], secret);
     assert_eq!(

@@ -253,6 +253,13 @@ pub(in crate::pages) fn put(visit: &Visit<'_>) -> Result<Response, Refusal> {
     })
 }
 
+/// How long older secrets or tokens hold beside a new one.
+pub(super) fn overlap(keep: &str) -> Result<Duration, Refusal> {
+    program::parse_duration("keep", keep).map_err(|error| {
+        Refusal::Invalid(format!("How long the older ones hold: {}.", error.reason()))
+    })
+}
+
 /// Gives the endpoint a new secret. The older ones also sign for a while, such as `24h`. `None`: there is no such
 /// endpoint.
 pub(in crate::pages) fn new_secret(
@@ -261,8 +268,7 @@ pub(in crate::pages) fn new_secret(
     keep: &str,
     why: &str,
 ) -> Result<Option<SigningSecret>, Refusal> {
-    let keep: Duration = humantime::parse_duration(keep)
-        .map_err(|error| Refusal::Invalid(format!("How long the older secrets sign: {error}.")))?;
+    let keep = overlap(keep)?;
     let secret = SigningSecret::random();
     let note = Note::new(&visit.guest.who, why);
     let done = on(visit, &visit.site.changes, |conn, _, endpoints| {

@@ -1,7 +1,7 @@
 //! Feeds: how far they are read, and tokens for their readers.
 
 use std::collections::HashMap;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use diesel_outbox::admin::Note;
 use diesel_outbox::endpoints::{Endpoint, EndpointKind};
@@ -11,6 +11,7 @@ use maud::{Markup, html};
 use secrecy::{ExposeSecret, SecretString};
 
 use super::change::nobody;
+use super::edit::overlap;
 use super::page_of;
 use crate::AUDIT;
 use crate::feeds::events_url;
@@ -70,8 +71,7 @@ pub(in crate::pages) fn new_token(
     keep: &str,
     why: &str,
 ) -> Result<Option<SecretString>, Refusal> {
-    let keep: Duration = humantime::parse_duration(keep)
-        .map_err(|error| Refusal::Invalid(format!("How long older tokens hold: {error}.")))?;
+    let keep = overlap(keep)?;
     let note = Note::new(&visit.guest.who, why);
     let made = visit.run(&visit.site.changes, |conn, outbox| {
         program::make_feed_token(conn, outbox, name, keep, &note)
