@@ -27,15 +27,17 @@ impl Log for EventLog {
     }
 
     fn stores(&self, name: &OutboxName) -> String {
+        // Materialized: once for each feed. A join would ask for each event.
         format!(
-            "INSERT INTO {event} (part, feed, position, message_id, sequence, topic, payload, headers, ordering_key,
+            "WITH ends AS MATERIALIZED (SELECT h.name, e.last, e.part FROM held h, LATERAL {end}(h.name) e)
+             INSERT INTO {event} (part, feed, position, message_id, sequence, topic, payload, headers, ordering_key,
                  tenant_id, created_at, occurred_at)
              SELECT e.part, o.destination,
                     e.last + row_number() OVER (PARTITION BY o.destination ORDER BY coalesce(g.split_from, g.sequence), g.sequence),
                     g.message_id, g.sequence, g.topic, g.payload, g.headers, g.ordering_key, g.tenant_id, g.created_at,
                     g.occurred_at
                FROM gone g JOIN outcome o USING (sequence)
-               JOIN (SELECT h.name, e.last, e.part FROM held h, LATERAL {end}(h.name) e) e ON e.name = o.destination",
+               JOIN ends e ON e.name = o.destination",
             event = name.feed_event(),
             end = name.feed_end(),
         )

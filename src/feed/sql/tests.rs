@@ -232,7 +232,99 @@ fn the_oldest_events_are_emptied_while_all_have_too_many_bytes() {
     let feed = row(conn, &outbox, "a");
     let left = read_page(conn, &outbox, &feed, After::Begin).expect("the rest");
     assert_eq!(positions(&left), [4, 5, 6]);
-    assert_eq!(feed.base().position(), 3);
+    assert_eq!(feed.base.position(), 3);
+}
+
+/// A settle asks for the end of each feed once, not for each message: that took two thirds of its time.
+#[test]
+fn the_end_of_a_feed_is_asked_for_once() {
+    let outbox = Outbox::new();
+    let conn = &mut outbox.connect();
+    let feeds = [register(conn, &outbox, "a"), register(conn, &outbox, "b")];
+    let claims = claim(conn, &outbox, 20).into_iter().enumerate();
+    let messages = claims.map(|(number, claim)| {
+        let feed = &feeds[number % 2];
+        delivered(claim, &feed.name, feed.registration)
+    });
+    let messages: Vec<Delivered> = messages.collect();
+    conn.batch_execute("SET track_functions = 'pl'; BEGIN")
+        .expect("counted");
+    assert_eq!(settle(conn, &outbox, &messages), 20);
+    let calls = statement(
+        "SELECT calls FROM pg_stat_xact_user_functions WHERE funcname LIKE '%\\_feed\\_end'"
+            .to_owned(),
+    );
+    let calls: Vec<i64> = calls.giving::<BigInt>().load(conn).expect("the calls");
+    assert_eq!(calls, [2]);
+    conn.batch_execute("COMMIT").expect("settled");
+}
+
+/// R73: a transaction that may not see the last events of a name cannot give the name to somebody else.
+#[test]
+fn a_name_is_registered_again_only_where_its_last_event_is_seen() {
+    let outbox = Outbox::new();
+    let (conn, other) = (&mut outbox.connect(), &mut outbox.connect());
+    let feed = register(conn, &outbox, "a");
+    add(conn, &outbox, &feed, 2);
+    let again = format!(
+        "DELETE FROM {endpoint} WHERE name = 'a';
+         INSERT INTO {endpoint} (name, kind, topics) VALUES ('a', 'feed', ARRAY['*'])",
+        endpoint = outbox.name.endpoint(),
+    );
+    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
+        let begin = format!("BEGIN ISOLATION LEVEL {level}; SELECT 1");
+        other.batch_execute(&begin).expect("a snapshot");
+        add(conn, &outbox, &feed, 1);
+        let refused = other.batch_execute(&again).expect_err("an old snapshot");
+        assert!(
+            refused.to_string().contains("in READ COMMITTED"),
+            "{refused}"
+        );
+        other.batch_execute("ROLLBACK").expect("ended");
+    }
+    other.batch_execute("BEGIN; SELECT 1").expect("begun");
+    add(conn, &outbox, &feed, 1);
+    other.batch_execute(&again).expect("registered");
+    other.batch_execute("COMMIT").expect("committed");
+    assert_eq!(row(conn, &outbox, "a").base.position(), 5);
+}
+
+/// R73: a new primary that lacks the last commits stores the same event at the same position, behind another one.
+#[test]
+fn an_event_that_was_stored_again_does_not_continue_the_cursor_of_the_first_time() {
+    let outbox = Outbox::new();
+    let conn = &mut outbox.connect();
+    let feed = register(conn, &outbox, "a");
+    add(conn, &outbox, &feed, 3);
+    let before = read_page(conn, &outbox, &feed, After::Begin).expect("all");
+    let again = format!(
+        "UPDATE {events} SET message_id = gen_random_uuid() WHERE position = 2;
+         UPDATE {events} SET stored_at = clock_timestamp() WHERE position > 1",
+        events = outbox.name.feed_event(),
+    );
+    conn.batch_execute(&again).expect("stored again");
+    let after = read_page(conn, &outbox, &feed, After::Begin).expect("all");
+    assert_eq!(
+        before.events[2].message_id, after.events[2].message_id,
+        "the same event"
+    );
+    let is_changed = |conn: &mut PgConnection, feed: &FeedRow, last_position| {
+        let old = read_page(conn, &outbox, feed, After::Cursor(before.next));
+        assert_eq!(old.err(), Some(Discontinued::Changed { last_position }));
+        let new = read_page(conn, &outbox, feed, After::Cursor(after.next));
+        let new = new.expect("continues");
+        assert_eq!(positions(&new), (4..=last_position).collect::<Vec<_>>());
+    };
+    is_changed(conn, &feed, 3);
+    // Also once the event was emptied.
+    rotate(conn, &outbox, NEVER, None);
+    rotate(conn, &outbox, Duration::ZERO, None);
+    assert_eq!(rotate(conn, &outbox, Duration::ZERO, None), (1, false));
+    let feed = row(conn, &outbox, "a");
+    assert_eq!(feed.base, after.next);
+    is_changed(conn, &feed, 3);
+    add(conn, &outbox, &feed, 2);
+    is_changed(conn, &feed, 5);
 }
 
 /// R73: a settle that is rolled back leaves no gap, and the next one waits for its end.

@@ -149,13 +149,10 @@ pub(crate) fn stored(
     log: &dyn Log,
 ) -> QueryResult<Vec<i64>> {
     let locks = format!("held AS MATERIALIZED ({}), ", log.locks(name));
-    // The same lookup as that of the times of the claims.
-    let is_held = format!(
-        "AND EXISTS (SELECT FROM held h WHERE h.name = {} AND h.registration IS NOT DISTINCT FROM {})",
-        of_row("$7::text[]", "$1"),
-        of_row("$9::uuid[]", "$1"),
-    );
-    let only = (locks.as_str(), is_held.as_str());
+    // An array, because the server knows it, and holds the feeds, before it touches a message.
+    let these = "ARRAY(SELECT t.sequence FROM outcome t JOIN held h ON h.name = t.destination
+                        WHERE h.registration IS NOT DISTINCT FROM t.registration)";
+    let only = (locks.as_str(), these);
     let statement = removing(name, lease, messages, Status::Delivered, keep_payload, only);
     statement
         .and(&format!(
@@ -174,17 +171,17 @@ pub(crate) fn delivering<'a>(
     status: Status,
     keep_payload: bool,
 ) -> Statement<'a> {
-    removing(name, lease, messages, status, keep_payload, ("", ""))
+    removing(name, lease, messages, status, keep_payload, ("", "$1"))
 }
 
-/// The same, after a query of its own, for those of the messages that also meet this condition.
+/// The same, after a query of its own, for those of the messages whose sequences are in this array.
 fn removing<'a>(
     name: &OutboxName,
     lease: LeaseId,
     messages: &'a [Delivered],
     status: Status,
     keep_payload: bool,
-    (before, only): (&str, &str),
+    (before, these): (&str, &str),
 ) -> Statement<'a> {
     let (messages, sequences, claimed_at) = in_order(messages, |m| m.claim);
     let statuses: Vec<Option<i32>> = messages.iter().map(|m| m.http_status).collect();
@@ -199,7 +196,7 @@ fn removing<'a>(
               FROM unnest($1::bigint[], $2::int[], $3::text[], $7::text[], $8::text[], $9::uuid[])
                 AS t(sequence, http_status, response, destination, code, registration)
         ), {before}{gone}, recorded AS ({recorded})",
-        gone = gone_if(name, "$4", "$6", only),
+        gone = gone_of(name, "$4", "$6", these),
         recorded = record(name, status, "$5"),
     ))
     .bind::<Array<BigInt>, _>(sequences)
@@ -457,15 +454,15 @@ pub(crate) fn dead(
 
 /// Removes the messages $1 from the outbox if `lease` has held them since these times.
 fn gone(name: &OutboxName, lease: &str, claimed_at: &str) -> String {
-    gone_if(name, lease, claimed_at, "")
+    gone_of(name, lease, claimed_at, "$1")
 }
 
-/// The same, with another condition.
-fn gone_if(name: &OutboxName, lease: &str, claimed_at: &str, only: &str) -> String {
+/// The same, of those whose sequences are in this array.
+fn gone_of(name: &OutboxName, lease: &str, claimed_at: &str, these: &str) -> String {
     format!(
         "gone AS (
             DELETE FROM {outbox} o
-             WHERE o.sequence = ANY($1) AND o.locked_by = {lease} AND o.locked_at = {claimed_at} {only}
+             WHERE o.sequence = ANY({these}) AND o.locked_by = {lease} AND o.locked_at = {claimed_at}
             RETURNING o.*
         )",
         outbox = name.outbox(),
