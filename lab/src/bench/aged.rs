@@ -9,6 +9,7 @@ use diesel::{RunQueryDsl, sql_query};
 use serde_json::{Value, json};
 
 use super::delivery::{Delivery, deliver, mean_of, rate_of};
+use super::feed;
 use super::ground::{CHUNK, Ground, TOPIC, payload};
 use super::measures::{Wal, count};
 use super::report::{self, Unit};
@@ -30,6 +31,9 @@ pub(super) struct Options {
     /// Give each message an idempotency key of this kind
     #[arg(long, value_name = "KIND")]
     keys: Option<Keys>,
+    /// Deliver into a feed instead of over HTTP
+    #[arg(long)]
+    feed: bool,
     /// Also measure an outbox with this retention of its ledger, such as 3s
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     forget_after: Option<Duration>,
@@ -100,8 +104,7 @@ impl Turns {
 }
 
 pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
-    ground.enter(AGED)?;
-    ground.fresh()?;
+    begin(AGED, options, ground)?;
     live_through(options, ground)?;
     let past = entries(ground)?;
     ensure!(
@@ -109,13 +112,11 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
         "{} messages were delivered, but the ledger has {past}",
         options.past
     );
-    ground.enter(FORGETFUL)?;
-    ground.fresh()?;
+    begin(FORGETFUL, options, ground)?;
     let [mut fresh, mut aged, mut forgetful] = [const { Turns::new() }; 3];
     for round in 1..=options.rounds {
         ground.say(format_args!("round {round}: a new outbox"));
-        ground.enter(FRESH)?;
-        ground.fresh()?;
+        begin(FRESH, options, ground)?;
         // The measured turn must not be the first to write these files: see the help.
         insert(options.messages, options, ground)?;
         deliver(ground, options.messages)?;
@@ -161,8 +162,19 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
         "past": past,
         "rounds": options.rounds,
         "keys": options.keys.map(Keys::name),
+        "feed": options.feed,
         "runs": runs,
     }))
+}
+
+/// Makes this outbox anew.
+fn begin(name: &str, options: &Options, ground: &mut Ground) -> Result<()> {
+    ground.enter(name)?;
+    ground.fresh()?;
+    match options.feed {
+        true => feed::register(ground, 1),
+        false => Ok(()),
+    }
 }
 
 /// The number of ledger entries.
@@ -215,7 +227,7 @@ fn insert(messages: u64, options: &Options, ground: &mut Ground) -> Result<()> {
         ground.wait(Duration::ZERO)?;
         let chunk = CHUNK.min(messages - progress.position());
         sql_query(&insert)
-            .bind::<Text, _>(TOPIC)
+            .bind::<Text, _>(if options.feed { feed::TOPIC } else { TOPIC })
             .bind::<Text, _>(&payload)
             .bind::<BigInt, _>(i64::try_from(chunk)?)
             .execute(&mut ground.conn)?;

@@ -46,6 +46,8 @@ pub(super) struct Options {
 const PAGE: u32 = 500;
 /// The feed that is read.
 const FEED: &str = "feed-0";
+/// Its topic.
+pub(super) const TOPIC: &str = "bench.f0";
 const KEEP: Duration = Duration::from_secs(3600);
 
 pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
@@ -97,7 +99,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
 }
 
 /// Makes so many feeds, and no other destination.
-fn register(ground: &mut Ground, feeds: u64) -> Result<()> {
+pub(super) fn register(ground: &mut Ground, feeds: u64) -> Result<()> {
     ground.config.url = None;
     ground.config.set("OUTBOX_ENDPOINT_THREADS", "1")?;
     sql_query(format!(
@@ -250,7 +252,7 @@ fn polled(options: &Options, ground: &mut Ground, consumer: &Consumer) -> Result
         for n in 0..count {
             let due = began + options.latency.due(n);
             ground.wait(due.saturating_duration_since(Instant::now()))?;
-            let message = NewMessage::new("bench.f0", &payload)?;
+            let message = NewMessage::new(TOPIC, &payload)?;
             let id = message.message_id().to_string();
             ground.conn.transaction::<_, anyhow::Error, _>(|conn| {
                 outbox.enqueue(conn, message)?;
