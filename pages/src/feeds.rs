@@ -5,6 +5,7 @@ mod waiters;
 use std::time::{Duration, Instant};
 
 use diesel_outbox::config::Config;
+use diesel_outbox::endpoints::{Endpoint, EndpointKind};
 use diesel_outbox::feed::Cursor;
 use diesel_outbox::program::{self, After, Discontinued, FeedAccess, FeedPage, Feeds, FoundPage};
 use http::header::{ALLOW, HeaderName, LINK, RETRY_AFTER};
@@ -49,6 +50,11 @@ pub(crate) fn events_url(request: &Request, base: &str, feed: &str) -> String {
 
 /// What was asked.
 #[derive(Debug, Clone, Copy)]
+/// Whether an endpoint is read instead of sent to.
+pub(crate) fn is_feed(one: &Endpoint) -> bool {
+    one.kind == EndpointKind::Feed
+}
+
 struct Query {
     after: After,
     limit: u32,

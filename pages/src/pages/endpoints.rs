@@ -27,6 +27,7 @@ use super::sparkline::{a_minute, sparkline};
 use super::table::{Column, Kind, table_or};
 use super::{Refusal, Visit, link, next_page, words};
 use crate::database::Database;
+use crate::feeds::is_feed;
 use crate::pause::{WHILE_PAUSED, hand_in_words, in_words};
 use crate::response::Response;
 use crate::{Guest, Site, text};
@@ -187,7 +188,7 @@ pub(super) fn rows(visit: &Visit<'_>, found: &[Endpoint]) -> Result<Markup, Refu
             vec![
                 html! {
                     a.key href=(page_of(&one.name)) { (words::name(&one.name)) }
-                    @if feed::is_feed(one) {
+                    @if is_feed(one) {
                         div.quiet {
                             "Feed"
                             @if let Some(state) = feeds.get(&one.name) { ": " (feed::lag(state)) "; last read " (feed::last_read(state)) }
@@ -214,7 +215,7 @@ pub(super) fn rows(visit: &Visit<'_>, found: &[Endpoint]) -> Result<Markup, Refu
 
 /// The URL, without most of its path if payloads are masked. Empty: a feed.
 pub(super) fn url(guest: &Guest, one: &Endpoint) -> String {
-    if feed::is_feed(one) {
+    if is_feed(one) {
         return String::new();
     }
     match guest.rights.payloads {
@@ -242,7 +243,7 @@ fn state(site: &Site, one: &Endpoint) -> Markup {
             @if one.state_by.is_some() { ":" } " " (words::shortened(&in_words(reason), 200))
         }
         @if let Some(since) = one.failing_since.filter(|_| one.enabled) {
-            div.quiet { (if feed::is_feed(one) { "Not read since " } else { "No success since " }) (moment(since)) }
+            div.quiet { (if is_feed(one) { "Not read since " } else { "No success since " }) (moment(since)) }
         }
         @if let Some(problem) = &one.problem { span.error { (words::shortened(problem, 200)) } }
         " " (held(why.as_deref()))
@@ -353,7 +354,7 @@ fn facts(visit: &Visit<'_>, one: &Endpoint, feed: Option<&FeedState>) -> Markup 
                         (state(visit.site, one))
                     }
                     dt { "Kind" } dd { (one.kind) }
-                    @if !feed::is_feed(one) { dt { "URL" } dd { span.key { (url(visit.guest, one)) } } }
+                    @if !is_feed(one) { dt { "URL" } dd { span.key { (url(visit.guest, one)) } } }
                     @if let Some(feed) = feed { (feed::facts(feed)) }
                     @if let Some(text) = &one.description { dt { "Description" } dd { (text) } }
                     dt { "Topics" } dd { (one.topics.join(", ")) }
@@ -370,7 +371,7 @@ fn facts(visit: &Visit<'_>, one: &Endpoint, feed: Option<&FeedState>) -> Markup 
                     @if let Some(rate) = one.allowed_rate { dt { "Allowed rate" } dd { (rate) } }
                     @if !headers.is_empty() { dt { "Headers" } dd { (headers.join(", ")) } }
                     @if let Some(auth) = &one.auth { dt { "Authentication" } dd { (auth) } }
-                    @for (name, time) in [("Registered", one.created_at), ("Changed", one.updated_at), ("Verified", one.verified_at), (if feed::is_feed(one) { "Unread since" } else { "Failing since" }, one.failing_since), ("Older secrets sign until", one.old_secrets_until.filter(|until| *until > SystemTime::now()))] {
+                    @for (name, time) in [("Registered", one.created_at), ("Changed", one.updated_at), ("Verified", one.verified_at), (if is_feed(one) { "Unread since" } else { "Failing since" }, one.failing_since), ("Older secrets sign until", one.old_secrets_until.filter(|until| *until > SystemTime::now()))] {
                         @if let Some(time) = time {
                             dt { (name) } dd { (words::moment(&humantime::format_rfc3339_seconds(time).to_string())) }
                         }
@@ -409,7 +410,7 @@ fn actions(visit: &Visit<'_>, one: &Endpoint) -> Markup {
     };
     html! {
         div.acts {
-            @if !feed::is_feed(one) { (panel("Test", &form("/endpoint/test", &html! {
+            @if !is_feed(one) { (panel("Test", &form("/endpoint/test", &html! {
                 button.second { "Send a test event" }
                 span.quiet { code { "outbox.test" } ", sent at once, even to a disabled endpoint." }
             }))) }
@@ -441,7 +442,7 @@ fn actions(visit: &Visit<'_>, one: &Endpoint) -> Markup {
                     }))
                 }
             }))
-            @if !feed::is_feed(one) {
+            @if !is_feed(one) {
                 (panel("Signing secret", &form("/endpoint/rotate", &html! {
                     label.field { "Older secrets also sign for" input name="keep" value="24h" required; }
                     button.second { "New secret" }

@@ -21,11 +21,12 @@ use uuid::Uuid;
 
 use super::conditions::{self, Condition, OPERATORS, Word};
 use super::deliveries;
-use super::feeds::{self, is_feed, label};
+use super::feeds::{self, label};
 use super::own::{Many, Own, PORTAL};
 use super::words::Words;
 use super::{Asked, ENDPOINTS, Refusal, endpoint_page, with_time};
 use crate::api::given;
+use crate::feeds::is_feed;
 use crate::pages::sparkline::curve;
 use crate::pages::table::{Column, Kind, table};
 use crate::pages::words::shortened;

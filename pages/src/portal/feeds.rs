@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use diesel_outbox::endpoints::{Endpoint, EndpointKind};
+use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox::program::{self, Act, Cost, FeedState, Feeds};
 use http::StatusCode;
 use maud::{Markup, html};
@@ -11,17 +11,13 @@ use secrecy::{ExposeSecret, SecretString};
 use super::own::Own;
 use super::{Asked, Portal, Refusal, endpoint_page, with_time};
 use crate::Visitor;
-use crate::feeds::{self, Answer, FeedSite, events_url};
+use crate::feeds::{self, Answer, FeedSite, events_url, is_feed};
 use crate::request::Request;
 use crate::response::Response;
 use crate::text::without_user;
 
 /// How long older tokens hold beside a new one.
 const OVERLAP: Duration = Duration::from_secs(24 * 3600);
-
-pub(super) fn is_feed(one: &Endpoint) -> bool {
-    one.kind == EndpointKind::Feed
-}
 
 /// What an endpoint is called: the URL, or the name of a feed.
 pub(super) fn label(one: &Endpoint) -> String {

@@ -16,9 +16,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::change::nobody;
-use super::feed::is_feed;
 use super::{get, no_endpoint, on, page_of, url};
 use crate::api::given;
+use crate::feeds::is_feed;
 use crate::pages::layout::{dialog, token};
 use crate::pages::{Refusal, Visit, link, tenant, words};
 use crate::request::Form;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::SystemTime;
 
 use diesel_outbox::admin::Note;
-use diesel_outbox::endpoints::{Endpoint, EndpointKind};
+use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox::program::{self, FeedState, Feeds, ReaderState};
 use http::StatusCode;
 use maud::{Markup, html};
@@ -14,14 +14,10 @@ use super::change::nobody;
 use super::edit::overlap;
 use super::page_of;
 use crate::AUDIT;
-use crate::feeds::events_url;
+use crate::feeds::{events_url, is_feed};
 use crate::pages::layout::dialog;
 use crate::pages::{Refusal, Visit, next_page, words};
 use crate::response::Response;
-
-pub(in crate::pages) fn is_feed(one: &Endpoint) -> bool {
-    one.kind == EndpointKind::Feed
-}
 
 /// The feeds among these endpoints, by name.
 pub(super) fn of(
