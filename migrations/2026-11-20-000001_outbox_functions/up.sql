@@ -185,6 +185,10 @@ BEGIN
         USING feed, registration;
     GET DIAGNOSTICS moved = ROW_COUNT;
     IF moved > 0 THEN
+        IF current_setting('transaction_isolation') <> 'read committed' THEN
+            RAISE EXCEPTION 'the feed % had another endpoint, whose last events a transaction of isolation level % may not see: register it in READ COMMITTED', feed, current_setting('transaction_isolation')
+                USING ERRCODE = 'feature_not_supported';
+        END IF;
         -- The row is locked, so this statement sees the last event.
         EXECUTE format('UPDATE %s f SET base = e.position, base_id = e.message_id
             FROM (SELECT position, message_id FROM %s WHERE feed = $1 ORDER BY position DESC LIMIT 1) e
