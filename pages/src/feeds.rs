@@ -12,6 +12,7 @@ use http::header::{ALLOW, HeaderName, LINK, RETRY_AFTER};
 use http::{Method, StatusCode};
 use serde_json::json;
 use url::form_urlencoded::byte_serialize;
+use uuid::Uuid;
 
 pub(crate) use self::waiters::Waiters;
 use crate::access::Access;
@@ -48,13 +49,13 @@ pub(crate) fn events_url(request: &Request, base: &str, feed: &str) -> String {
     format!("{}{base}/api/v1/feeds/{name}/events", request.origin())
 }
 
-/// What was asked.
-#[derive(Debug, Clone, Copy)]
 /// Whether an endpoint is read instead of sent to.
 pub(crate) fn is_feed(one: &Endpoint) -> bool {
     one.kind == EndpointKind::Feed
 }
 
+/// What was asked.
+#[derive(Debug, Clone, Copy)]
 struct Query {
     after: After,
     limit: u32,
@@ -65,8 +66,22 @@ struct Query {
 #[derive(Debug, Clone)]
 pub(crate) struct Waiting {
     pub(crate) feed: String,
+    /// The tenant of the feed.
+    pub(crate) tenant_id: Option<Uuid>,
     pub(crate) behind: Cursor,
     pub(crate) until: Instant,
+}
+
+impl Waiting {
+    /// Who shares places with it: the feeds of a tenant are one party, and each of the other feeds is one.
+    fn party(&self) -> (Option<Uuid>, &str) {
+        let feed = if self.tenant_id.is_some() {
+            ""
+        } else {
+            &self.feed
+        };
+        (self.tenant_id, feed)
+    }
 }
 
 /// An answer, or what to wait for before the same request is answered.
@@ -108,6 +123,7 @@ fn read(
     if page.events.is_empty() && waited.is_none() && !query.wait.is_zero() {
         return Ok(Answer::Later(Waiting {
             feed: feed.name,
+            tenant_id: feed.tenant_id,
             behind: page.next,
             until: Instant::now() + query.wait,
         }));

@@ -5,6 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use uuid::Uuid;
+
 use super::Waiting;
 
 /// How often the thread asks while somebody waits.
@@ -57,15 +59,17 @@ impl Waiters {
     }
 
     /// Calls `wake` once: when the feed has an event behind the position, when the time has passed, or when the pages end.
+    /// If all places are taken, a reader of the party that has the most gives way, unless that is the newcomer's: no tenant
+    /// keeps the others out.
     pub(crate) fn wait(
         &self,
         waiting: Waiting,
         wake: impl FnOnce() + Send + 'static,
     ) -> Result<(), TooMany> {
         let mut state = self.shared.lock();
-        if state.waiting.len() >= self.most {
-            return Err(TooMany);
-        }
+        let is_full = state.waiting.len() >= self.most;
+        let gives_way = is_full.then(|| state.gives_way_to(&waiting).ok_or(TooMany));
+        let gives_way = gives_way.transpose()?;
         if !state.has_thread {
             let shared = Arc::clone(&self.shared);
             let spawned = std::thread::Builder::new()
@@ -77,8 +81,13 @@ impl Waiters {
                 return Err(TooMany);
             }
         }
+        let gone = gives_way.map(|at| state.waiting.swap_remove(at));
         state.waiting.push((waiting, Box::new(wake)));
         self.shared.came.notify_one();
+        drop(state);
+        if let Some((_, wake)) = gone {
+            wake();
+        }
         Ok(())
     }
 
@@ -90,6 +99,21 @@ impl Waiters {
         self.wait(waiting, move || _ = woken.send(()))?;
         let _ = wakes.recv_timeout(longest);
         Ok(())
+    }
+}
+
+impl State {
+    /// Who of the party with the most waits leaves its place to this one: the one whose time ends first.
+    fn gives_way_to(&self, newcomer: &Waiting) -> Option<usize> {
+        let mut counts: HashMap<(Option<Uuid>, &str), usize> = HashMap::new();
+        for (one, _) in &self.waiting {
+            *counts.entry(one.party()).or_default() += 1;
+        }
+        let own = counts.get(&newcomer.party()).copied().unwrap_or(0);
+        let (party, most) = counts.into_iter().max_by_key(|(_, count)| *count)?;
+        let its = (self.waiting.iter().enumerate()).filter(|(_, (one, _))| one.party() == party);
+        let first = its.min_by_key(|(_, (one, _))| one.until)?;
+        (most > own + 1).then_some(first.0)
     }
 }
 
@@ -189,8 +213,13 @@ mod tests {
     use super::*;
 
     fn waiting(time: Duration) -> Waiting {
+        of("acme", None, time)
+    }
+
+    fn of(feed: &str, tenant_id: Option<Uuid>, time: Duration) -> Waiting {
         Waiting {
-            feed: "acme".to_owned(),
+            feed: feed.to_owned(),
+            tenant_id,
             behind: "0".parse::<Cursor>().expect("a cursor"),
             until: Instant::now() + time,
         }
@@ -209,6 +238,31 @@ mod tests {
             waited.expect("only one waits");
         }
         assert!(began.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_tenant_with_many_readers_keeps_nobody_out() {
+        let waiters = Waiters::new(4, |_| Ok(HashMap::new()));
+        let (woken, wakes) = std::sync::mpsc::channel();
+        let wait = |name: &'static str, feed: &str, tenant_id, seconds| {
+            let woken = woken.clone();
+            let waiting = of(feed, tenant_id, Duration::from_secs(seconds));
+            waiters.wait(waiting, move || woken.send(name).expect("the test waits"))
+        };
+        let (big, small) = (Some(Uuid::from_u128(1)), Some(Uuid::from_u128(2)));
+        for (name, feed) in [("first", "a"), ("second", "b"), ("third", "c")] {
+            wait(name, feed, big, 60).expect("a place");
+        }
+        wait("soonest", "a", big, 50).expect("a place");
+        assert!(wait("fifth", "d", big, 60).is_err());
+        wait("small", "s", small, 60).expect("a place");
+        assert_eq!(wakes.try_recv(), Ok("soonest"));
+        // Feeds without a tenant are parties of their own.
+        wait("own", "of the operator", None, 60).expect("a place");
+        assert_eq!(wakes.try_recv(), Ok("first"));
+        // As many as the others have at least.
+        assert!(wait("small again", "s", small, 60).is_err());
+        drop(waiters);
     }
 
     #[test]
