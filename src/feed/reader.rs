@@ -64,6 +64,7 @@ const LONGEST_DETAIL: usize = 300;
 /// let url = "http://shop.internal:9090/api/v1/feeds/crm/events";
 /// let reader = Reader::new(url, "feed_7s1tCYcvZ0".into())?
 ///     .roots(Roots::Bundled)?
+///     .proxy("http://proxy.internal:3128".into())?
 ///     .name("crm of the shop")
 ///     .begin(After::Time(SystemTime::now() - seconds(3600)))
 ///     .wait(seconds(30))
@@ -78,6 +79,8 @@ pub struct Reader {
     client: PageClient,
     token: SecretString,
     url: Url,
+    roots: Roots,
+    proxy: Option<SecretString>,
     name: String,
     begin: After,
     wait: Duration,
@@ -192,6 +195,8 @@ impl Reader {
         Ok(Self {
             client: PageClient::new(&url, &token, Roots::default())?,
             token,
+            roots: Roots::default(),
+            proxy: None,
             name: url.to_string(),
             url,
             begin: After::Begin,
@@ -208,8 +213,26 @@ impl Reader {
     /// # Errors
     /// A [`ConfigError`] if the certificates cannot be read.
     pub fn roots(self, roots: Roots) -> Result<Self, ConfigError> {
-        let client = PageClient::new(&self.url, &self.token, roots)?;
-        Ok(Self { client, ..self })
+        Self { roots, ..self }.connecting()
+    }
+
+    /// The proxy between the consumer and the server: `http://proxy:3128`, or `http://user:password@proxy:3128`. It opens a
+    /// tunnel (CONNECT), so it sees neither token nor events of `https`. Defaults to none; variables of the environment are
+    /// not read.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] if it is not a URL of `http`.
+    pub fn proxy(self, url: SecretString) -> Result<Self, ConfigError> {
+        let proxy = Some(url);
+        Self { proxy, ..self }.connecting()
+    }
+
+    fn connecting(mut self) -> Result<Self, ConfigError> {
+        let Self {
+            url, token, roots, ..
+        } = &self;
+        self.client = PageClient::new(url, token, roots.clone(), self.proxy.as_ref())?;
+        Ok(self)
     }
 
     /// The name under which [`consume`](super::consume) keeps the position in this feed. Defaults to the URL. Set a name

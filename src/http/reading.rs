@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 use ::http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use secrecy::{ExposeSecret, SecretString};
 use ureq::unversioned::resolver::DefaultResolver;
-use ureq::unversioned::transport::{Connector, TcpConnector};
-use ureq::{Agent, Error};
+use ureq::unversioned::transport::{ConnectProxyConnector, Connector, TcpConnector};
+use ureq::{Agent, Error, Proxy, ProxyProtocol};
 use url::Url;
 
 use super::USER_AGENT;
@@ -47,8 +47,21 @@ pub(crate) enum PageLost {
 }
 
 impl PageClient {
-    /// `roots`: what TLS trusts.
-    pub(crate) fn new(url: &Url, token: &SecretString, roots: Roots) -> Result<Self, ConfigError> {
+    /// `roots`: what TLS trusts. `proxy`: a URL of `http`.
+    pub(crate) fn new(
+        url: &Url,
+        token: &SecretString,
+        roots: Roots,
+        proxy: Option<&SecretString>,
+    ) -> Result<Self, ConfigError> {
+        let proxy = proxy.map(|proxy| match Proxy::new(proxy.expose_secret()) {
+            Ok(proxy) if proxy.protocol() == ProxyProtocol::Http => Ok(proxy),
+            _ => Err(ConfigError::new(
+                "proxy",
+                "is no URL of http, such as http://proxy:3128",
+            )),
+        });
+        let proxy = proxy.transpose()?;
         let bearer = format!("Bearer {}", token.expose_secret());
         let mut authorization = HeaderValue::from_str(&bearer)
             .map_err(|_| ConfigError::new("token", "has characters that no header can hold"))?;
@@ -65,11 +78,12 @@ impl PageClient {
             .max_redirects(0)
             .max_redirects_will_error(false)
             .http_status_as_error(false)
-            .proxy(None)
+            .proxy(proxy)
             .max_idle_age(IDLE_AGE)
             .user_agent(USER_AGENT)
             .build();
-        let connector = TcpConnector::default().chain(tls);
+        let tcp = ConnectProxyConnector::default().chain(TcpConnector::default());
+        let connector = tcp.chain(tls);
         let agent = Agent::with_parts(config, connector, DefaultResolver::default());
         Ok(Self {
             agent,

@@ -21,6 +21,7 @@ use uuid::Uuid;
 
 use crate::fresh::FreshDatabase;
 use crate::page::Page;
+use crate::proxy::{ConnectProxy, tunnel};
 use crate::support::{Database, File, Receiver, Request, Running, eventually, finish, status};
 
 // --- A feed served by the program ---------------------------------------------------------
@@ -188,6 +189,42 @@ fn id(position: i64) -> Uuid {
 }
 
 fn cursor(position: i64) -> After {
+/// R73: a consumer inside a network that reaches others only through its proxy, which looks up their names.
+#[test]
+fn a_reader_reaches_its_server_through_a_proxy() {
+    let feed = Feed::new();
+    feed.enqueue(0..3, 1);
+    eventually("the events are stored", || feed.stored() == 3);
+    let away = feed.url().replace("127.0.0.1", "feed.invalid");
+    let through = |proxy: &str| {
+        let reader = reader(&away, &feed.token).retry_for(Duration::ZERO);
+        reader.proxy(proxy.replace("//", "//user:pa%73s@").into())
+    };
+    let proxy = ConnectProxy::treating(tunnel);
+    let reader = through(&proxy.url()).expect("a proxy");
+    let page = reader.page(After::Begin).expect("a page");
+    assert_eq!(positions(&page), [1, 2, 3]);
+    let head = proxy.heads()[0].to_lowercase();
+    assert!(head.starts_with("connect feed.invalid:"), "{head}");
+    assert!(
+        head.contains("proxy-authorization: basic dxnlcjpwyxnz"),
+        "{head}"
+    );
+    assert!(!head.contains(&feed.token.to_lowercase()), "{head}");
+
+    let refuses = ConnectProxy::answering("HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n");
+    let refused = through(&refuses.url()).expect("a proxy");
+    let refused = refused.page(After::Begin).expect_err("no tunnel");
+    assert!(
+        matches!(refused, ReadError::Unavailable { .. }),
+        "{refused:?}"
+    );
+    for url in ["socks5://proxy:1080", "https://proxy:3128", ""] {
+        let error = feed.reader().proxy(url.into()).expect_err(url);
+        assert_eq!(error.key(), "proxy", "{url}");
+    }
+}
+
     format!("{position}.{}", id(position))
         .parse()
         .expect("a cursor")

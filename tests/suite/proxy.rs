@@ -16,7 +16,7 @@ use crate::support::{Database, Receiver, Running, end, eventually};
 
 /// A proxy on a real socket. `treat` gets the head of the request and the connection, whose next byte is the
 /// first after the head.
-struct ConnectProxy {
+pub(crate) struct ConnectProxy {
     address: SocketAddr,
     heads: Arc<Mutex<Vec<String>>>,
 }
@@ -29,11 +29,13 @@ impl ConnectProxy {
     }
 
     /// Writes this response instead of opening a tunnel, and closes the connection.
-    fn answering(answer: &'static str) -> Self {
+    pub(crate) fn answering(answer: &'static str) -> Self {
         Self::treating(move |_, mut stream| stream.write_all(answer.as_bytes()))
     }
 
-    fn treating(treat: impl Fn(&str, TcpStream) -> io::Result<()> + Send + Sync + 'static) -> Self {
+    pub(crate) fn treating(
+        treat: impl Fn(&str, TcpStream) -> io::Result<()> + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         Self::on(listener, Arc::new(treat))
     }
@@ -65,18 +67,18 @@ impl ConnectProxy {
         Self { address, heads }
     }
 
-    fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    fn heads(&self) -> Vec<String> {
+    pub(crate) fn heads(&self) -> Vec<String> {
         let heads = self.heads.lock().unwrap_or_else(PoisonError::into_inner);
         heads.clone()
     }
 }
 
 /// Connects to the requested port on this machine and forwards bytes both ways.
-fn tunnel(head: &str, mut client: TcpStream) -> io::Result<()> {
+pub(crate) fn tunnel(head: &str, mut client: TcpStream) -> io::Result<()> {
     let target = head.split(' ').nth(1).expect("CONNECT host:port");
     let (_, port) = target.rsplit_once(':').expect("a port");
     let server = TcpStream::connect(("127.0.0.1", port.parse().expect("a port")))?;
