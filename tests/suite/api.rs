@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::commands::With;
 use crate::page::{Page, TOKEN};
-use crate::support::{Database, File, Receiver, end, eventually};
+use crate::support::{Database, File, Receiver, end, eventually, finish};
 use crate::tenants::{config, two};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -1505,6 +1505,28 @@ fn a_client_that_was_made_from_the_document_registers_lists_and_recovers() {
     assert!(said.contains("'changed': 0"), "{said}");
     let names = database.text("SELECT string_agg(name, ' ') FROM {o}_endpoint");
     assert_eq!(names.as_deref(), Some("acme"));
+}
+
+/// R73: a feed is read by a client in another language, which checks positions and ids.
+#[test]
+fn a_client_that_was_made_from_the_document_reads_ten_thousand_events() {
+    let database = Database::new();
+    let put = ["endpoint", "put", "crm", "--feed", "--topic", "order.*"];
+    finish(database.binary(&put)).code(0);
+    let made = finish(database.binary(&["feed", "token", "crm"])).code(0);
+    let token = made.stdout.trim();
+    database.execute(
+        "INSERT INTO {o} (topic, payload, ordering_key)
+         SELECT 'order.paid', json_build_object('n', n), CASE n % 2 WHEN 0 THEN 'k' || n % 20 END FROM generate_series(1, 10000) n",
+    );
+    let command = database.binary(&["run"]);
+    let command = command.with("OUTBOX_ADMIN_TOKEN", TOKEN);
+    let page = Page::start(command.with("OUTBOX_ENDPOINT_THREADS", "2"));
+    let bearer = format!("authorization: Bearer {TOKEN}");
+    let document = page.request("GET /api/v1/openapi.json", &[&bearer], "");
+    let url = format!("http://{}/api/v1", page.address);
+    let said = run_client(&document.body, "feed.py", &[&url, token, "crm", "10000"]);
+    assert_eq!(said.trim(), "10000 events, 50005000");
 }
 
 /// R60: the same for a customer.
