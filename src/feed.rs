@@ -11,7 +11,7 @@
 
 #[cfg(feature = "http")]
 mod consume;
-mod cursor;
+pub(crate) mod cursor;
 #[cfg(feature = "http")]
 mod document;
 mod event;

@@ -237,6 +237,7 @@ mod internal {
             registration -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
             base -> diesel::sql_types::BigInt,
             base_id -> diesel::sql_types::Nullable<diesel::sql_types::Uuid>,
+            base_stored_at -> diesel::sql_types::Nullable<diesel::sql_types::Timestamptz>,
         }
     }
     diesel::table! {

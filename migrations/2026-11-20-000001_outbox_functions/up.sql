@@ -190,8 +190,8 @@ BEGIN
                 USING ERRCODE = 'feature_not_supported';
         END IF;
         -- The row is locked, so this statement sees the last event.
-        EXECUTE format('UPDATE %s f SET base = e.position, base_id = e.message_id
-            FROM (SELECT position, message_id FROM %s WHERE feed = $1 ORDER BY position DESC LIMIT 1) e
+        EXECUTE format('UPDATE %s f SET base = e.position, base_id = e.message_id, base_stored_at = e.stored_at
+            FROM (SELECT position, message_id, stored_at FROM %s WHERE feed = $1 ORDER BY position DESC LIMIT 1) e
             WHERE f.name = $1 AND e.position > f.base', feeds, events)
             USING feed;
     END IF;
@@ -907,14 +907,15 @@ BEGIN
             USING ERRCODE = 'duplicate_table';
     END IF;
     -- Feeds. A settle locks the rows of its feeds until its commit, so the order of positions is that of commits, and only
-    -- who empties a part changes a row. base, base_id: position and message id of the last emptied event. registration: the
-    -- id of the endpoint; null: the feed of a relay's settings.
+    -- who empties a part changes a row. base, base_id, base_stored_at: position, message id and time of the last emptied event.
+    -- registration: the id of the endpoint; null: the feed of a relay's settings.
     EXECUTE format($sql$
         CREATE TABLE %1$I.%2$I (
-            name         text COLLATE "C" NOT NULL,
-            registration uuid,
-            base         bigint NOT NULL DEFAULT 0,
-            base_id      uuid,
+            name           text COLLATE "C" NOT NULL,
+            registration   uuid,
+            base           bigint NOT NULL DEFAULT 0,
+            base_id        uuid,
+            base_stored_at timestamptz,
             CONSTRAINT %3$I PRIMARY KEY (name)
         ) WITH (fillfactor = 50)$sql$, s, t || '_feed', t || '_feed_pkey');
 
@@ -1016,8 +1017,8 @@ BEGIN
                 BEGIN
                     PERFORM FROM %1$I.%6$I ORDER BY name FOR UPDATE;
                     EXECUTE format('LOCK TABLE %%I.%%I IN ACCESS EXCLUSIVE MODE', %4$L, %7$L || old);
-                    EXECUTE format('UPDATE %1$I.%6$I f SET base = e.position, base_id = e.message_id
-                          FROM %1$I.%6$I g, LATERAL (SELECT position, message_id FROM %%I.%%I
+                    EXECUTE format('UPDATE %1$I.%6$I f SET base = e.position, base_id = e.message_id, base_stored_at = e.stored_at
+                          FROM %1$I.%6$I g, LATERAL (SELECT position, message_id, stored_at FROM %%I.%%I
                                 WHERE feed = g.name ORDER BY position DESC LIMIT 1) e
                          WHERE g.name = f.name AND e.position > f.base', %4$L, %7$L || old);
                     EXECUTE format('TRUNCATE %%I.%%I', %4$L, %7$L || old);

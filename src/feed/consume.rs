@@ -224,8 +224,10 @@ fn parts(page: &Page, most: usize) -> Result<Vec<(&[CloudEvent<'static>], After)
         let next = events.last().map_or(Ok(page.next), cursor_of)?;
         parts.push((events, After::Cursor(next)));
     }
-    if parts.is_empty() {
-        parts.push((&[], After::Cursor(page.next)));
+    // The cursor of the page knows more of its last event.
+    match parts.last_mut() {
+        Some((_, next)) => *next = After::Cursor(page.next),
+        None => parts.push((&[], After::Cursor(page.next))),
     }
     Ok(parts)
 }

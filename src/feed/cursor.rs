@@ -5,15 +5,17 @@ use std::str::FromStr;
 
 use uuid::Uuid;
 
-/// The position of the last event that a consumer has, and the id of that event, which tells a restored database from
-/// the one that the consumer has read. A text without meaning for consumers.
+/// The position of the last event that a consumer has, the id of that event, and when it was stored: they tell a database
+/// that was restored, or a standby that lacks the last commits, from the one that the consumer has read. A text without
+/// meaning for consumers.
 ///
 /// ```
 /// use diesel_outbox::feed::Cursor;
 ///
-/// let cursor: Cursor = "42.0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c".parse()?;
+/// let text = "42.0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c.849261600123456";
+/// let cursor: Cursor = text.parse()?;
 /// assert_eq!(cursor.position(), 42);
-/// assert_eq!(cursor.to_string(), "42.0198b2f1-6a3e-7c11-9d3f-0c8f1d1b2a3c");
+/// assert_eq!(cursor.to_string(), text);
 /// assert!("42".parse::<Cursor>().is_err());
 /// # Ok::<(), diesel_outbox::feed::BadCursor>(())
 /// ```
@@ -21,7 +23,23 @@ use uuid::Uuid;
 pub struct Cursor {
     position: i64,
     /// `None`: no event was ever before it.
-    id: Option<Uuid>,
+    event: Option<Mark>,
+}
+
+/// What tells the event at a position from another one there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub(crate) id: Uuid,
+    /// In PostgreSQL's microseconds (since 2000). A standby that lacks the last commits may store the same event once
+    /// more at the same position, behind other ones. `None`: unknown, as that of an event whose cursor no page has given.
+    pub(crate) stored_at: Option<i64>,
+}
+
+impl Mark {
+    fn is_of(self, other: Self) -> bool {
+        let times = self.stored_at.zip(other.stored_at);
+        self.id == other.id && times.is_none_or(|(time, other)| time == other)
+    }
 }
 
 /// A text that is no cursor.
@@ -33,11 +51,11 @@ impl Cursor {
     /// Before the first event that there ever was.
     pub(crate) const START: Self = Self {
         position: 0,
-        id: None,
+        event: None,
     };
 
-    pub(crate) fn new(position: i64, id: Option<Uuid>) -> Self {
-        Self { position, id }
+    pub(crate) fn new(position: i64, event: Option<Mark>) -> Self {
+        Self { position, event }
     }
 
     /// The position of the event; 0: before the first one.
@@ -45,17 +63,31 @@ impl Cursor {
         self.position
     }
 
-    pub(crate) fn id(&self) -> Option<Uuid> {
-        self.id
+    #[cfg(test)]
+    pub(crate) fn event(&self) -> Option<Mark> {
+        self.event
+    }
+
+    /// Whether both are of the same event, as far as is known.
+    pub(crate) fn is_of(&self, other: &Self) -> bool {
+        let is_same = match (self.event, other.event) {
+            (Some(event), Some(other)) => event.is_of(other),
+            (event, other) => event == other,
+        };
+        self.position == other.position && is_same
     }
 }
 
 impl fmt::Display for Cursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.id {
-            Some(id) => write!(f, "{}.{id}", self.position),
-            None => write!(f, "{}", self.position),
+        write!(f, "{}", self.position)?;
+        if let Some(event) = self.event {
+            write!(f, ".{}", event.id)?;
+            if let Some(stored_at) = event.stored_at {
+                write!(f, ".{stored_at}")?;
+            }
         }
+        Ok(())
     }
 }
 
@@ -67,9 +99,14 @@ impl FromStr for Cursor {
             return Ok(Self::START);
         }
         let parts = text.split_once('.');
-        let read = parts.and_then(|(position, id)| {
+        let read = parts.and_then(|(position, event)| {
             let position = position.parse().ok().filter(|position| *position > 0)?;
-            Some(Self::new(position, Some(Uuid::try_parse(id).ok()?)))
+            let (id, stored_at) = match event.split_once('.') {
+                Some((id, stored_at)) => (id, Some(stored_at.parse().ok()?)),
+                None => (event, None),
+            };
+            let id = Uuid::try_parse(id).ok()?;
+            Some(Self::new(position, Some(Mark { id, stored_at })))
         });
         read.ok_or_else(|| BadCursor(text.chars().take(100).collect()))
     }
@@ -82,14 +119,21 @@ mod tests {
     #[test]
     fn texts_that_are_no_cursors_are_refused() {
         let id = Uuid::now_v7();
-        for cursor in [Cursor::START, Cursor::new(i64::MAX, Some(id))] {
+        for stored_at in [None, Some(1), Some(i64::MIN)] {
+            let cursor = Cursor::new(i64::MAX, Some(Mark { id, stored_at }));
             assert_eq!(cursor.to_string().parse(), Ok(cursor));
+            // It fits in the tables of consumers.
+            assert!(cursor.to_string().len() < 100);
         }
+        assert_eq!("0".parse(), Ok(Cursor::START));
         for text in ["", "-1", "1", "begin", "0.", "1.x", "9223372036854775808.x"] {
             assert!(text.parse::<Cursor>().is_err(), "{text}");
         }
         for position in ["0", "-1"] {
             assert!(format!("{position}.{id}").parse::<Cursor>().is_err());
+        }
+        for stored_at in ["", "x", "1.1"] {
+            assert!(format!("1.{id}.{stored_at}").parse::<Cursor>().is_err());
         }
     }
 }

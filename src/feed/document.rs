@@ -66,6 +66,7 @@ mod tests {
             tenant_id: None,
             created_at: SystemTime::UNIX_EPOCH + Duration::from_secs(1),
             occurred_at: None,
+            stored_at: 0,
         };
         let text = batch(
             &Config::default(),
@@ -97,6 +98,7 @@ mod tests {
                 tenant_id: None,
                 created_at: SystemTime::UNIX_EPOCH,
                 occurred_at: None,
+                stored_at: 0,
             };
             batch(&Config::default(), &[event])
         };

@@ -4,6 +4,8 @@ use std::time::SystemTime;
 
 use uuid::Uuid;
 
+use super::cursor::{Cursor, Mark};
+
 /// An event of a feed.
 #[derive(Debug, Clone)]
 pub struct FeedEvent {
@@ -27,4 +29,17 @@ pub struct FeedEvent {
     pub created_at: SystemTime,
     /// When the event occurred, if the application has said so.
     pub occurred_at: Option<SystemTime>,
+    /// When it was stored, in PostgreSQL's microseconds.
+    pub(crate) stored_at: i64,
+}
+
+impl FeedEvent {
+    /// The cursor behind it.
+    pub(crate) fn cursor(&self) -> Cursor {
+        let mark = Mark {
+            id: self.message_id,
+            stored_at: Some(self.stored_at),
+        };
+        Cursor::new(self.position, Some(mark))
+    }
 }

@@ -7,7 +7,6 @@ use std::time::SystemTime;
 
 use diesel::PgConnection;
 use diesel::result::QueryResult;
-use uuid::Uuid;
 
 use super::cursor::Cursor;
 pub use super::event::FeedEvent;
@@ -104,18 +103,13 @@ pub(crate) enum Continued {
 
 /// Whether `events`, read from the position of the cursor on, continue it. `base`: the cursor of the last emptied event,
 /// which was read before; `last`: the position of the last event, read after.
-pub(crate) fn continues(
-    cursor: Cursor,
-    base: Cursor,
-    events: &[(i64, Uuid)],
-    last: i64,
-) -> Continued {
-    let follow = |from: i64, events: &[(i64, Uuid)]| {
+pub(crate) fn continues(cursor: Cursor, base: Cursor, events: &[Cursor], last: i64) -> Continued {
+    let follow = |from: i64, events: &[Cursor]| {
         let expected = from + 1..;
         events
             .iter()
             .zip(expected)
-            .all(|((at, _), position)| *at == position)
+            .all(|(event, position)| event.position() == position)
     };
     let changed = Continued::Not(Discontinued::Changed {
         last_position: last,
@@ -126,19 +120,21 @@ pub(crate) fn continues(
         });
     }
     if cursor.position() == base.position() {
-        let behind = events.partition_point(|(at, _)| *at <= base.position());
+        let behind = events.partition_point(|event| event.position() <= base.position());
         return match follow(base.position(), &events[behind..]) {
-            _ if cursor.id() != base.id() => changed,
+            _ if !cursor.is_of(&base) => changed,
             true => Continued::From(behind),
             false => Continued::Torn,
         };
     }
     match events.first() {
-        Some((at, id)) if *at == cursor.position() => match follow(*at, &events[1..]) {
-            _ if Some(*id) != cursor.id() => changed,
-            true => Continued::From(1),
-            false => Continued::Torn,
-        },
+        Some(first) if first.position() == cursor.position() => {
+            match follow(first.position(), &events[1..]) {
+                _ if !cursor.is_of(first) => changed,
+                true => Continued::From(1),
+                false => Continued::Torn,
+            }
+        }
         Some(_) => Continued::Torn,
         None if last >= cursor.position() => Continued::Torn,
         None => changed,
@@ -190,7 +186,7 @@ pub(crate) fn page(
 ) -> QueryResult<Result<FeedPage, Discontinued>> {
     let mut feed = feed.clone();
     for _ in 0..TRIES {
-        let base = feed.base();
+        let base = feed.base;
         let cursor = match after {
             After::Begin => base,
             After::Cursor(cursor) => cursor,
@@ -204,20 +200,16 @@ pub(crate) fn page(
             After::Time(time) => reads.before(&feed, time)?,
         };
         let mut events = reads.events(&feed, cursor.position(), limit + 1)?;
-        let ids = events.iter().map(|one| (one.position, one.message_id));
-        let ids: Vec<(i64, Uuid)> = ids.collect();
-        let last = match ids.last() {
-            Some((position, _)) => *position,
-            None => reads.last(&feed)?.position(),
+        let read: Vec<Cursor> = events.iter().map(FeedEvent::cursor).collect();
+        let last = match read.last() {
+            Some(last) => *last,
+            None => reads.last(&feed)?,
         };
-        match continues(cursor, base, &ids, last) {
+        match continues(cursor, base, &read, last.position()) {
             Continued::From(at) => {
                 let mut events = events.split_off(at);
                 events.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-                let next = events
-                    .last()
-                    .map(|one| Cursor::new(one.position, Some(one.message_id)));
-                let next = next.unwrap_or(cursor);
+                let next = events.last().map_or(cursor, FeedEvent::cursor);
                 return Ok(Ok(FeedPage { events, next }));
             }
             Continued::Not(why @ Discontinued::Expired { .. }) => return Ok(Err(why)),
@@ -247,18 +239,24 @@ pub(crate) fn page(
 mod tests {
     use std::time::Duration;
 
-    use super::*;
+    use uuid::Uuid;
 
-    fn id(number: i64) -> Uuid {
-        Uuid::from_u128(u128::try_from(number).expect("a number"))
+    use super::*;
+    use crate::feed::cursor::Mark;
+
+    fn mark(number: i64) -> Mark {
+        Mark {
+            id: Uuid::from_u128(u128::try_from(number).expect("a number")),
+            stored_at: Some(number),
+        }
     }
 
     fn cursor(position: i64) -> Cursor {
-        Cursor::new(position, (position > 0).then(|| id(position)))
+        Cursor::new(position, (position > 0).then(|| mark(position)))
     }
 
-    fn events(positions: std::ops::RangeInclusive<i64>) -> Vec<(i64, Uuid)> {
-        positions.map(|at| (at, id(at))).collect()
+    fn events(positions: std::ops::RangeInclusive<i64>) -> Vec<Cursor> {
+        positions.map(cursor).collect()
     }
 
     fn is_from(at: usize, found: &Continued) -> bool {
@@ -306,16 +304,35 @@ mod tests {
             matches!(expired, Continued::Not(Discontinued::Expired { first_position: found }) if found == first_position)
         );
 
-        // Restored: another event at the position, at the base, or the position is ahead.
-        let other = Cursor::new(2, Some(id(99)));
+        // A cursor of one event, without the time.
+        let weak = Mark {
+            stored_at: None,
+            ..mark(2)
+        };
+        let weak = Cursor::new(2, Some(weak));
+        for (base, at) in [(0, 1), (2, 0)] {
+            let found = continues(weak, cursor(base), &events(3 - at..=5), 5);
+            let at = usize::try_from(at).expect("an index");
+            assert!(is_from(at, &found));
+        }
+
+        // Restored: another event at the position or at the base, the same event stored at another time, or the position is
+        // ahead.
+        let again = Mark {
+            stored_at: Some(7),
+            ..mark(2)
+        };
         let is_changed = |found| {
             matches!(
                 found,
                 Continued::Not(Discontinued::Changed { last_position: 5 })
             )
         };
-        assert!(is_changed(continues(other, cursor(0), &events(2..=5), 5)));
-        assert!(is_changed(continues(other, cursor(2), &events(3..=5), 5)));
+        for other in [mark(99), again] {
+            let other = Cursor::new(2, Some(other));
+            assert!(is_changed(continues(other, cursor(0), &events(2..=5), 5)));
+            assert!(is_changed(continues(other, cursor(2), &events(3..=5), 5)));
+        }
         assert!(is_changed(continues(cursor(9), cursor(0), &[], 5)));
 
         // Emptied while it was read.

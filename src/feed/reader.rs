@@ -6,7 +6,7 @@ use secrecy::SecretString;
 use serde::Deserialize;
 use url::Url;
 
-use super::cursor::Cursor;
+use super::cursor::{Cursor, Mark};
 use super::page::After;
 use crate::backoff::Backoff;
 use crate::config::{ConfigError, Roots};
@@ -193,7 +193,7 @@ impl Reader {
             return bad("must have no query and no fragment");
         }
         Ok(Self {
-            client: PageClient::new(&url, &token, Roots::default())?,
+            client: PageClient::new(&url, &token, Roots::default(), None)?,
             token,
             roots: Roots::default(),
             proxy: None,
@@ -437,7 +437,7 @@ fn page(after: After, answer: &PageAnswer) -> Result<Page, ReadError> {
         }
         before = Some(this);
     }
-    if before.is_some_and(|last| last != next) {
+    if before.is_some_and(|last| !last.is_of(&next)) {
         return Err(not_a_page(format!(
             "its cursor in {NEXT} is not that of its last event"
         )));
@@ -446,11 +446,12 @@ fn page(after: After, answer: &PageAnswer) -> Result<Page, ReadError> {
     Ok(Page { events, next })
 }
 
-/// The cursor of an event of a feed.
+/// The cursor of an event of a feed, as far as the event shows it.
 pub(super) fn cursor_of(event: &CloudEvent<'_>) -> Result<Cursor, ReadError> {
     let position = event.position();
     let position = position.ok_or_else(|| not_a_page("an event has no position"))?;
     let id = event.id.parse().ok();
     let id = id.ok_or_else(|| not_a_page("the id of an event is no UUID"))?;
-    Ok(Cursor::new(position, Some(id)))
+    let stored_at = None;
+    Ok(Cursor::new(position, Some(Mark { id, stored_at })))
 }

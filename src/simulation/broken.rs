@@ -157,7 +157,7 @@ pub(super) enum Broken {
     ReusesEmptiedPositions,
     /// Readers see events that a crash of the server takes back. Their positions are used again.
     StoresUnwritten,
-    /// A reader's cursor is a position alone.
+    /// Pages compare positions alone.
     ComparesPositionsOnly,
     /// A feed takes messages that are addressed to an earlier registration of its name.
     StoresForAnyRegistration,

@@ -12,7 +12,7 @@ use super::stage::Stage;
 use super::tables::{Changes, Tables};
 use crate::engine::settle::settlement::{Settlement, delivered};
 use crate::engine::settle::written::Settle;
-use crate::feed::Cursor;
+use crate::feed::cursor::{Cursor, Mark};
 use crate::feed::page::{self, After, Discontinued, FeedEvent, PageSource};
 use crate::feed::sql::read::FeedRow;
 
@@ -35,13 +35,21 @@ pub(super) struct Event {
     pub(super) ordering_key: Option<&'static str>,
     pub(super) topic: &'static str,
     pub(super) registration: Option<Uuid>,
+    stored_at: i64,
     /// The part that is emptied as a whole.
     part: u64,
 }
 
 impl Event {
+    fn mark(&self) -> Mark {
+        Mark {
+            id: Uuid::from_u128(self.id as u128),
+            stored_at: Some(self.stored_at),
+        }
+    }
+
     fn cursor(&self) -> Cursor {
-        Cursor::new(self.position, Some(Uuid::from_u128(self.id as u128)))
+        Cursor::new(self.position, Some(self.mark()))
     }
 }
 
@@ -161,7 +169,12 @@ impl Tables {
     }
 
     /// An event for a settled message.
-    pub(super) fn event(&self, row: &super::tables::Row, registration: Option<Uuid>) -> Event {
+    pub(super) fn event(
+        &self,
+        row: &super::tables::Row,
+        registration: Option<Uuid>,
+        stored_at: i64,
+    ) -> Event {
         Event {
             position: 0,
             id: row.id,
@@ -170,6 +183,7 @@ impl Tables {
             ordering_key: row.ordering_key,
             topic: row.topic,
             registration,
+            stored_at,
             part: self.parts.open,
         }
     }
@@ -244,8 +258,7 @@ impl PageSource for &Connection<'_> {
                 name: name.to_owned(),
                 registration: feed.registration,
                 tenant_id: None,
-                base: feed.base.position(),
-                base_id: feed.base.id(),
+                base: feed.base,
             })
         })
     }
@@ -258,16 +271,19 @@ impl PageSource for &Connection<'_> {
             let events = feed.into_iter().flat_map(|feed| tables.kept(feed));
             let behind = events.filter(|event| event.position >= from);
             let most = usize::try_from(most).unwrap_or(usize::MAX);
+            let asked = match (tables.broken, self.after) {
+                (Some(Broken::ComparesPositionsOnly), After::Cursor(at)) => Some(at),
+                _ => None,
+            };
+            let mark = |event: &Event| {
+                let asked = asked.filter(|at| at.position() == event.position);
+                let mark = asked.and_then(|at| at.event());
+                mark.unwrap_or_else(|| event.mark())
+            };
             let event = |event: &Event| FeedEvent {
                 position: event.position,
-                message_id: match (tables.broken, self.after) {
-                    (Some(Broken::ComparesPositionsOnly), After::Cursor(at))
-                        if at.position() == event.position =>
-                    {
-                        at.id().unwrap_or_default()
-                    }
-                    _ => Uuid::from_u128(event.id as u128),
-                },
+                message_id: mark(event).id,
+                stored_at: mark(event).stored_at.unwrap_or_default(),
                 sequence: event.sequence,
                 topic: event.topic.to_owned(),
                 payload: None,
@@ -289,7 +305,7 @@ impl PageSource for &Connection<'_> {
                 Some(Broken::ReadsFormerBase) => None,
                 _ => feed.map(|feed| feed.base),
             };
-            let base = base.unwrap_or(row.base());
+            let base = base.unwrap_or(row.base);
             let last = feed.and_then(|feed| tables.kept(feed).next_back());
             let last = last.filter(|event| event.position > base.position());
             last.map_or(base, Event::cursor)
@@ -297,7 +313,7 @@ impl PageSource for &Connection<'_> {
     }
 
     fn before(&mut self, row: &FeedRow, _: std::time::SystemTime) -> QueryResult<Cursor> {
-        Ok(row.base())
+        Ok(row.base)
     }
 }
 

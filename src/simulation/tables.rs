@@ -1445,7 +1445,7 @@ impl Tables {
                         }
                         continue;
                     };
-                    let event = self.event(&row, to.registration);
+                    let event = self.event(&row, to.registration, now);
                     changes.events.push((feed, event));
                     changes.ledger.push(entry(1, &to.destination, true));
                     None

@@ -320,7 +320,7 @@ tables! {
         verification_error, id, disabled_by, set_by
     }
     registration = outbox_registration { xid, name, is_new }
-    feed = outbox_feed { name, registration, base, base_id }
+    feed = outbox_feed { name, registration, base, base_id, base_stored_at }
     feed_part = outbox_feed_part { part, opened_at, closed_at }
     feed_event = outbox_feed_event {
         position, part, feed, message_id, sequence, topic, payload, headers, ordering_key, tenant_id, created_at,

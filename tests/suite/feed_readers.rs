@@ -70,8 +70,17 @@ impl Feed {
         self.database.number("SELECT count(*) FROM {o}_feed_event")
     }
 
-    /// The cursor behind this event.
+    /// The cursor behind this event, as a page gives it.
     fn cursor(&self, position: i64) -> String {
+        let micros = format!(
+            "SELECT (extract(epoch FROM stored_at - timestamptz '2000-01-01Z') * 1000000)::bigint
+               FROM {{o}}_feed_event WHERE position = {position}"
+        );
+        format!("{}.{}", self.event(position), self.database.number(&micros))
+    }
+
+    /// What an event shows of its cursor.
+    fn event(&self, position: i64) -> String {
         let id = format!("SELECT message_id FROM {{o}}_feed_event WHERE position = {position}");
         format!("{position}.{}", self.database.text(&id).expect("an event"))
     }
@@ -80,7 +89,7 @@ impl Feed {
     fn expire(&self, position: i64) {
         self.database.execute(&format!(
             "UPDATE {{o}}_feed SET base = {position},
-                    base_id = (SELECT message_id FROM {{o}}_feed_event WHERE position = {position})"
+                    (base_id, base_stored_at) = (SELECT message_id, stored_at FROM {{o}}_feed_event WHERE position = {position})"
         ));
         let old = format!("DELETE FROM {{o}}_feed_event WHERE position <= {position}");
         self.database.execute(&old);
@@ -180,15 +189,6 @@ fn a_position_that_cannot_be_continued_has_an_error_of_its_own() {
 }
 
 /// A server of a feed whose pages are written by hand.
-fn server(answer: impl Fn(&Request) -> Vec<u8> + Send + Sync + 'static) -> Receiver {
-    Receiver::start(move |request, stream| stream.write_all(&answer(request)))
-}
-
-fn id(position: i64) -> Uuid {
-    Uuid::from_u128(u128::try_from(position).expect("a position"))
-}
-
-fn cursor(position: i64) -> After {
 /// R73: a consumer inside a network that reaches others only through its proxy, which looks up their names.
 #[test]
 fn a_reader_reaches_its_server_through_a_proxy() {
@@ -225,6 +225,15 @@ fn a_reader_reaches_its_server_through_a_proxy() {
     }
 }
 
+fn server(answer: impl Fn(&Request) -> Vec<u8> + Send + Sync + 'static) -> Receiver {
+    Receiver::start(move |request, stream| stream.write_all(&answer(request)))
+}
+
+fn id(position: i64) -> Uuid {
+    Uuid::from_u128(u128::try_from(position).expect("a position"))
+}
+
+fn cursor(position: i64) -> After {
     format!("{position}.{}", id(position))
         .parse()
         .expect("a cursor")
@@ -535,7 +544,7 @@ fn r74_work_that_fails_leaves_the_position_where_it_was() {
     );
     assert_eq!(
         (consumer.effects(), consumer.position()),
-        (3, Some(feed.cursor(3)))
+        (3, Some(feed.event(3)))
     );
 
     // A statement fails, and the work ignores it: PostgreSQL would commit nothing.
@@ -569,7 +578,7 @@ fn r74_work_that_fails_leaves_the_position_where_it_was() {
     assert!(panicked.is_err());
     assert_eq!(
         (consumer.effects(), consumer.position()),
-        (3, Some(feed.cursor(3)))
+        (3, Some(feed.event(3)))
     );
 
     // A page is one transaction, too.

@@ -6,9 +6,9 @@ use crate::sql::absent::all_endpoints_text;
 /// The feeds, as a table of SQL text, which gives it an alias.
 pub(super) fn all_feeds(name: &OutboxName) -> String {
     format!(
-        "(SELECT name, registration, base, base_id FROM {feed}
+        "(SELECT name, registration, base, base_id, base_stored_at FROM {feed}
           UNION ALL
-          SELECT d.name, d.id, 0::bigint, NULL::uuid FROM {endpoints} d
+          SELECT d.name, d.id, 0::bigint, NULL::uuid, NULL::timestamptz FROM {endpoints} d
            WHERE d.kind = 'feed' AND NOT EXISTS (SELECT FROM {feed} f WHERE f.name = d.name))",
         feed = name.feed(),
         endpoints = all_endpoints_text(name),

@@ -11,7 +11,7 @@ use diesel::{
 use uuid::Uuid;
 
 use super::all::all_feeds;
-use crate::feed::cursor::Cursor;
+use crate::feed::cursor::{Cursor, Mark};
 use crate::feed::event::FeedEvent;
 use crate::name::OutboxName;
 use crate::schema::values::{from_micros, system_time};
@@ -30,33 +30,28 @@ pub struct FeedRow {
     pub registration: Option<Uuid>,
     /// The tenant of the endpoint.
     pub tenant_id: Option<Uuid>,
-    pub(crate) base: i64,
-    pub(crate) base_id: Option<Uuid>,
-}
-
-impl FeedRow {
     /// The cursor of the last emptied event.
-    pub(crate) fn base(&self) -> Cursor {
-        Cursor::new(self.base, self.base_id)
-    }
+    pub(crate) base: Cursor,
 }
 
-type FeedSql = (
-    Text,
-    Nullable<SqlUuid>,
-    Nullable<SqlUuid>,
-    BigInt,
-    Nullable<SqlUuid>,
-);
-type FeedValues = (String, Option<Uuid>, Option<Uuid>, i64, Option<Uuid>);
+/// The columns of an event that a cursor has.
+type CursorSql = (BigInt, Nullable<SqlUuid>, Nullable<Timestamptz>);
+type CursorValues = (i64, Option<Uuid>, Option<PgTimestamp>);
 
-fn feed_row((name, registration, tenant_id, base, base_id): FeedValues) -> FeedRow {
+fn cursor((position, id, stored_at): CursorValues) -> Cursor {
+    let stored_at = stored_at.map(|time| time.0);
+    Cursor::new(position, id.map(|id| Mark { id, stored_at }))
+}
+
+type FeedSql = (Text, Nullable<SqlUuid>, Nullable<SqlUuid>, CursorSql);
+type FeedValues = (String, Option<Uuid>, Option<Uuid>, CursorValues);
+
+fn feed_row((name, registration, tenant_id, base): FeedValues) -> FeedRow {
     FeedRow {
         name,
         registration,
         tenant_id,
-        base,
-        base_id,
+        base: cursor(base),
     }
 }
 
@@ -79,7 +74,7 @@ pub(crate) fn feeds(
 ) -> QueryResult<Vec<FeedRow>> {
     let endpoints = crate::sql::absent::all_endpoints_text(name);
     let rows: Vec<FeedValues> = statement(format!(
-        "SELECT f.name, f.registration, d.tenant_id, f.base, f.base_id
+        "SELECT f.name, f.registration, d.tenant_id, f.base, f.base_id, f.base_stored_at
            FROM {feed} f LEFT JOIN {endpoints} d ON d.name = f.name AND d.id = f.registration AND d.kind = 'feed'
           WHERE (f.registration IS NULL OR d.id IS NOT NULL) AND ($1 IS NULL OR f.name = $1) ORDER BY f.name",
         feed = all_feeds(name),
@@ -99,9 +94,10 @@ pub(crate) fn last(
     name: &OutboxName,
     feed: &FeedRow,
 ) -> QueryResult<Cursor> {
-    let last: Option<(i64, Option<Uuid>)> = statement(format!(
-        "SELECT coalesce(e.position, f.base), CASE WHEN e.position IS NULL THEN f.base_id ELSE e.message_id END
-           FROM {feed} f LEFT JOIN LATERAL (SELECT e.position, e.message_id FROM {event} e
+    let last: Option<CursorValues> = statement(format!(
+        "SELECT coalesce(e.position, f.base), CASE WHEN e.position IS NULL THEN f.base_id ELSE e.message_id END,
+                CASE WHEN e.position IS NULL THEN f.base_stored_at ELSE e.stored_at END
+           FROM {feed} f LEFT JOIN LATERAL (SELECT e.position, e.message_id, e.stored_at FROM {event} e
                 WHERE e.feed = f.name AND e.position > f.base ORDER BY e.position DESC LIMIT 1) e ON true
           WHERE f.name = $1 AND f.registration IS NOT DISTINCT FROM $2",
         event = name.feed_event(),
@@ -109,10 +105,10 @@ pub(crate) fn last(
     ))
     .bind::<Text, _>(&feed.name)
     .bind::<Nullable<SqlUuid>, _>(feed.registration)
-    .giving::<(BigInt, Nullable<SqlUuid>)>()
+    .giving::<CursorSql>()
     .get_result(conn)
     .optional()?;
-    Ok(last.map_or(feed.base(), |(position, id)| Cursor::new(position, id)))
+    Ok(last.map_or(feed.base, cursor))
 }
 
 /// The cursor before the first event that was stored at this time or later. Times ascend with positions, so a binary search
@@ -128,8 +124,8 @@ pub(crate) fn before(
         i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
     });
     let time = from_micros(micros);
-    let mut found = feed.base();
-    let (mut low, mut high) = (feed.base, last(conn, name, feed)?.position());
+    let mut found = feed.base;
+    let (mut low, mut high) = (feed.base.position(), last(conn, name, feed)?.position());
     while low < high {
         let middle = low + (high - low + 1) / 2;
         let at: Option<(PgTimestamp, Uuid)> = feed_event::table(name.feed_event())
@@ -140,7 +136,7 @@ pub(crate) fn before(
             .optional()?;
         match at {
             Some((stored_at, id)) if stored_at.0 < time.0 => {
-                (low, found) = (middle, Cursor::new(middle, Some(id)));
+                (low, found) = (middle, cursor((middle, Some(id), Some(stored_at))));
             }
             Some(_) => high = middle - 1,
             // Emptied meanwhile: the page that begins here is read again.
@@ -162,6 +158,7 @@ struct EventRow {
     tenant_id: Option<Uuid>,
     created_at: PgTimestamp,
     occurred_at: Option<PgTimestamp>,
+    stored_at: PgTimestamp,
 }
 
 /// The events from this position on, at most so many, and so many as fill a page. None if the feed has another registration
@@ -177,7 +174,7 @@ pub(crate) fn events(
 ) -> QueryResult<Vec<FeedEvent>> {
     let rows: Vec<EventRow> = statement(format!(
         "SELECT position, message_id, sequence, topic, payload::text, headers::text, ordering_key, tenant_id, created_at,
-                occurred_at
+                occurred_at, stored_at
            FROM (SELECT *, sum(bytes) OVER (ORDER BY position) - bytes AS before
                    FROM (SELECT *, coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) AS bytes
                            FROM {event} WHERE feed = $1 AND position >= $2 ORDER BY position LIMIT $3) e) e
@@ -203,6 +200,7 @@ pub(crate) fn events(
         Nullable<SqlUuid>,
         Timestamptz,
         Nullable<Timestamptz>,
+        Timestamptz,
     )>()
     .load(conn)?;
     let event = |row: EventRow| FeedEvent {
@@ -216,6 +214,7 @@ pub(crate) fn events(
         tenant_id: row.tenant_id,
         created_at: system_time(row.created_at),
         occurred_at: row.occurred_at.map(system_time),
+        stored_at: row.stored_at.0,
     };
     Ok(rows.into_iter().map(event).collect())
 }

@@ -125,10 +125,10 @@ pub(crate) fn make(
     registrations: &[Option<Uuid>],
 ) -> QueryResult<usize> {
     statement(format!(
-        "INSERT INTO {feed} (name, registration, base, base_id)
-         SELECT w.name, w.registration, coalesce(e.position, 0), e.message_id
+        "INSERT INTO {feed} (name, registration, base, base_id, base_stored_at)
+         SELECT w.name, w.registration, coalesce(e.position, 0), e.message_id, e.stored_at
            FROM unnest($1::text[], $2::uuid[]) w(name, registration)
-           LEFT JOIN LATERAL (SELECT position, message_id FROM {event} e WHERE e.feed = w.name ORDER BY position DESC LIMIT 1) e ON true
+           LEFT JOIN LATERAL (SELECT position, message_id, stored_at FROM {event} e WHERE e.feed = w.name ORDER BY position DESC LIMIT 1) e ON true
          ON CONFLICT (name) DO NOTHING",
         feed = name.feed(),
         event = name.feed_event(),

@@ -133,7 +133,7 @@ fn old_events_are_emptied_and_positions_continue_behind_them() {
     add(conn, &outbox, &b, 3);
     let all = read_page(conn, &outbox, &a, After::Begin).expect("all");
     assert_eq!(positions(&all), (1..=10).collect::<Vec<_>>());
-    let fifth = Cursor::new(5, Some(all.events[4].message_id));
+    let fifth = all.events[4].cursor();
 
     // The first call opens a part, the second one closes it.
     assert_eq!(rotate(conn, &outbox, NEVER, None), (0, false));
@@ -153,7 +153,7 @@ fn old_events_are_emptied_and_positions_continue_behind_them() {
         .batch_execute(&format!("BEGIN; TABLE {}_feed_event", outbox.name))
         .expect("reads");
     assert_eq!(rotate(conn, &outbox, Duration::ZERO, None), (0, true));
-    assert_eq!(row(conn, &outbox, "a").base(), beginning);
+    assert_eq!(row(conn, &outbox, "a").base, beginning);
     // So they are while a settle holds a feed.
     reader.batch_execute("ROLLBACK; BEGIN").expect("ended");
     let claims = claim(reader, &outbox, 1);
@@ -163,17 +163,13 @@ fn old_events_are_emptied_and_positions_continue_behind_them() {
         &[delivered(claims[0], "b", b.registration)],
     );
     assert_eq!(rotate(conn, &outbox, Duration::ZERO, None), (0, true));
-    assert_eq!(row(conn, &outbox, "a").base(), beginning);
+    assert_eq!(row(conn, &outbox, "a").base, beginning);
     reader.batch_execute("ROLLBACK").expect("ended");
 
     assert_eq!(rotate(conn, &outbox, Duration::ZERO, None), (1, false));
     let emptied = row(conn, &outbox, "a");
-    assert_eq!(
-        emptied.base(),
-        all.next,
-        "position and id of the last event"
-    );
-    assert_eq!(row(conn, &outbox, "b").base().position(), 3);
+    assert_eq!(emptied.base, all.next, "position and id of the last event");
+    assert_eq!(row(conn, &outbox, "b").base.position(), 3);
     let none = read_page(conn, &outbox, &emptied, After::Cursor(all.next)).expect("caught up");
     assert_eq!((positions(&none), none.next), (Vec::new(), all.next));
     assert_eq!(
@@ -372,7 +368,7 @@ fn a_name_that_is_registered_again_does_not_show_earlier_events() {
     add(conn, &outbox, &first, 4);
     let late = claim(conn, &outbox, 1).remove(0);
     let read = read_page(conn, &outbox, &first, After::Begin).expect("all");
-    let (second, third) = (read.events[1].message_id, read.events[2].message_id);
+    let (second, third) = (read.events[1].cursor(), read.events[2].cursor());
 
     let gone = format!("DELETE FROM {}_endpoint WHERE name = 'a'", outbox.name);
     conn.batch_execute(&gone).expect("removed");
@@ -382,11 +378,7 @@ fn a_name_that_is_registered_again_does_not_show_earlier_events() {
     let none = read_page(conn, &outbox, &again, After::Begin).expect("none");
     assert_eq!((positions(&none), none.next), (Vec::new(), read.next));
     // Nor by a cursor or a time of the earlier registration.
-    for cursor in [
-        Cursor::new(2, Some(second)),
-        Cursor::new(3, Some(third)),
-        Cursor::START,
-    ] {
+    for cursor in [second, third, Cursor::START] {
         let expired = read_page(conn, &outbox, &again, After::Cursor(cursor));
         assert_eq!(
             expired.err(),
@@ -410,11 +402,7 @@ fn a_name_that_is_registered_again_does_not_show_earlier_events() {
 
     // A page that began before the name was registered again ends without the events of others.
     add(conn, &outbox, &again, 2);
-    for after in [
-        After::Begin,
-        After::Cursor(read.next),
-        After::Cursor(Cursor::new(3, Some(third))),
-    ] {
+    for after in [After::Begin, After::Cursor(read.next), After::Cursor(third)] {
         let page = read_page(conn, &outbox, &first, after).expect("a page");
         assert_eq!(positions(&page), Vec::<i64>::new(), "{after:?}");
     }
