@@ -167,7 +167,7 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     }))
 }
 
-/// Makes this outbox anew.
+/// Empties this outbox, and registers its feed.
 fn begin(name: &str, options: &Options, ground: &mut Ground) -> Result<()> {
     ground.enter(name)?;
     ground.fresh()?;

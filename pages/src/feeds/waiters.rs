@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_with_many_readers_keeps_nobody_out() {
+    fn a_tenant_with_many_readers_leaves_places_to_others() {
         let waiters = Waiters::new(4, |_| Ok(HashMap::new()));
         let (woken, wakes) = std::sync::mpsc::channel();
         let wait = |name: &'static str, feed: &str, tenant_id, seconds| {
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_database_that_hangs_holds_up_nobody_beyond_its_time() {
+    fn a_database_that_hangs_holds_up_no_reader_beyond_its_time() {
         let (hung, hangs) = crossbeam_channel::bounded::<()>(0);
         let waiters = Waiters::new(1, move |_| {
             // Until the test ends.
