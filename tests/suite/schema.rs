@@ -683,6 +683,14 @@ fn missing_parts_of_the_ring_are_reported_with_sql_that_repairs_it() {
             "ALTER TABLE outbox_attempt DETACH PARTITION outbox_attempt_7",
             "\"outbox_attempt_7\" is detached",
         ),
+        (
+            "DROP TABLE outbox_feed_event_5",
+            "\"outbox_feed_event_5\" is missing",
+        ),
+        (
+            "ALTER TABLE outbox_feed_event DETACH PARTITION outbox_feed_event_2",
+            "\"outbox_feed_event_2\" is detached",
+        ),
     ] {
         database.execute(damage);
         let mut cure = String::new();
@@ -701,6 +709,14 @@ fn missing_parts_of_the_ring_are_reported_with_sql_that_repairs_it() {
         database.execute(&cure);
         works(&database, "outbox");
     }
+    // Nothing differs from a new outbox: parts of events have the index of their positions again.
+    let mut check = command(&database, &["check"]);
+    check.env("OUTBOX_URL", "http://127.0.0.1:9/");
+    let checked = finish(check);
+    let shown = checked.stdout + &checked.stderr;
+    assert!(!shown.contains("outbox_feed_pos_5"), "{shown}");
+    let index = "SELECT count(*) FROM pg_index WHERE indrelid = 'outbox_feed_event_5'::regclass AND indisunique";
+    assert_eq!(database.number(index), 1);
 }
 
 /// Each claim of keyed messages asks, for each message, whether a dead letter blocks its key.

@@ -125,14 +125,19 @@ fn damaged(name: &OutboxName, suffix: &str) -> String {
     )
 }
 
-/// The number of parts of each table of the ring (ledger and history, divided by time), as in `outbox_create`.
+/// The number of parts of each table of a ring (ledger, history, and events of feeds, divided by time), as in `outbox_create`.
 const PARTS: u8 = 8;
 
-/// The tables of the ring by suffix, with the number of each part.
+/// The tables of rings by suffix, with the number of each part.
 pub(crate) fn parts() -> impl Iterator<Item = (&'static str, u8)> {
     let of_table = |table| (0..PARTS).map(move |part| (table, part));
-    ["_ledger", "_attempt"].into_iter().flat_map(of_table)
+    ["_ledger", "_attempt", OF_EVENTS]
+        .into_iter()
+        .flat_map(of_table)
 }
+
+/// The table of the events of feeds.
+const OF_EVENTS: &str = "_feed_event";
 
 /// The functions that run with the rights of their owner, by suffix, with their types: they empty old parts of the ledger,
 /// and blank old payloads.
@@ -157,6 +162,8 @@ struct Lost {
     number: u8,
     /// A table with the name of the part exists.
     is_detached: bool,
+    /// The index of positions, of a part of the events of feeds.
+    position: Option<String>,
 }
 
 impl Lost {
@@ -177,9 +184,25 @@ impl Lost {
         } = self;
         match self.is_detached {
             true => format!("ALTER TABLE {whole} ATTACH PARTITION {part} FOR VALUES IN ({number})"),
-            false => format!("CREATE TABLE {part} PARTITION OF {whole} FOR VALUES IN ({number})"),
+            false => {
+                let create =
+                    format!("CREATE TABLE {part} PARTITION OF {whole} FOR VALUES IN ({number})");
+                match &self.position {
+                    None => create,
+                    // Which the whole cannot have: positions are unique in each part.
+                    Some(index) => {
+                        format!("{create}; CREATE UNIQUE INDEX {index} ON {part} (feed, position)")
+                    }
+                }
+            }
         }
     }
+}
+
+/// The name of an index is without its schema where it is made.
+fn index_of_positions(name: &OutboxName, number: u8) -> String {
+    let index = name.suffixed(&format!("_feed_pos_{number}"));
+    index.rsplit('.').next().unwrap_or_default().to_owned()
 }
 
 /// The parts of the ring that were dropped or detached.
@@ -189,14 +212,15 @@ fn lost_parts(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Los
         pg_inherits::inhparent.nullable().eq(whole)
     };
     let attached = pg_inherits::table
-        .filter(is_of("_ledger").or(is_of("_attempt")))
+        .filter(is_of("_ledger").or(is_of("_attempt")).or(is_of(OF_EVENTS)))
         .select(pg_inherits::inhrelid);
     let attached: Vec<String> = pg_class::table
         .filter(pg_class::oid.eq_any(attached))
         .select(pg_class::relname)
         .load(conn)?;
+    let has_feeds = has_feeds(conn, name)?;
     let mut lost = Vec::new();
-    for (table, number) in parts() {
+    for (table, number) in parts().filter(|(table, _)| has_feeds || *table != OF_EVENTS) {
         let suffix = format!("{table}_{number}");
         if attached.iter().any(|part| part.ends_with(&suffix)) {
             continue;
@@ -207,6 +231,7 @@ fn lost_parts(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<Los
             is_detached: select(to_regclass(&part).is_not_null()).get_result(conn)?,
             part,
             number,
+            position: (table == OF_EVENTS).then(|| index_of_positions(name, number)),
         });
     }
     Ok(lost)
@@ -220,7 +245,7 @@ fn check_ring(conn: &mut PgConnection, name: &OutboxName) -> Result<(), Database
     }
     let listed = |of: fn(&Lost) -> String| lost.iter().map(of).collect::<Vec<_>>().join("; ");
     Err(DatabaseError::Schema(format!(
-        "the outbox {name} is damaged: {}. Relays write to each part in turn: without the part, they cannot record deliveries, and deliver messages again. The records of a missing part are lost, unless a backup has them. The owner of the outbox fixes this with: {}",
+        "the outbox {name} is damaged: {}. Relays write to each part in turn: without the part, they cannot record deliveries, and deliver messages again, or store no events of feeds. The records of a missing part are lost, unless a backup has them. The owner of the outbox fixes this with: {}",
         listed(Lost::what),
         listed(Lost::cure),
     )))
