@@ -86,6 +86,7 @@ SCENARIOS = [
     Scenario("failing", "failing", {}, {"messages": 1_000, "rounds": 1}),
     Scenario("page", "page", {"rounds": 1}, {"messages": 20_000, "waiting": 5_000, "dead": 1_000}),
     Scenario("enqueue", "enqueue", {}, {"messages": 2_000, "rounds": 1}),
+    Scenario("feed", "feed", {"rounds": 5}, {"messages": 2_000, "rounds": 1, "paced-seconds": 1}),
     Scenario(
         "registered",
         "registered",
@@ -270,6 +271,13 @@ RUNS = {
     ],
     "page": [("loaded pages", "pages", None), RATE, ("ratio", "ratio_to_without", 2), CPU],
     "enqueue": [("function", "by", None), RATE, ("WAL per message, bytes", "wal_bytes_per_message", 0)],
+    "feed": [
+        ("delivered", "run", None),
+        RATE,
+        ("ratio to HTTP", "ratio_to_http", 2),
+        CPU,
+        ("WAL per message, bytes", "wal_bytes_per_message", 0),
+    ],
 }
 
 
@@ -356,6 +364,19 @@ def page(numbers):
     return runs(numbers, "page") + (
         f"\n\n{report['waiting']:,} messages wait, and there are {report['dead']:,} dead letters."
         f" The slowest of {loads:,} loads took {slowest['max_ms']:,.0f} ms (`{slowest['page']}`)."
+    )
+
+
+def feed(numbers):
+    report = only_report(numbers, "feed")
+    read = " and ".join(
+        f"{drawn.number(one['events_per_second'], 0)} events a second by {one['readers']}"
+        for one in report["reading"]["rates"]
+    )
+    quantiles = lambda one: f"p50 {one['p50_ms']:,.1f} ms and p99 {one['p99_ms']:,.1f} ms"
+    polled, sent = quantiles(report["reading"]["latency"]), quantiles(report["webhook_latency"])
+    return runs(numbers, "feed") + "\n\n" + wrapped(
+        f"Readers get {read}. From a commit to a reader that waits it takes {polled}; to a webhook's response, {sent}."
     )
 
 
@@ -485,8 +506,9 @@ BLOCKS = {
         "drain": drain,
         "beside-dead": beside_dead,
         "latency": latency,
-        **{name: (lambda numbers, name=name: runs(numbers, name)) for name in RUNS if name != "page"},
+        **{name: (lambda numbers, name=name: runs(numbers, name)) for name in RUNS if name not in ("page", "feed")},
         "page": page,
+        "feed": feed,
         "registered": registered,
     },
     README: {"summary": summary},
