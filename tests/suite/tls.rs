@@ -18,6 +18,7 @@ use self::ground::{
     Authority, BOTH, Clients, ONLY_1_2, ONLY_1_3, OpensslServer, TlsReceiver, destination,
 };
 
+use crate::proxy::{ConnectProxy, tunnel};
 use crate::support::{Database, end, eventually, finish};
 
 fn relay(database: &Database, destination: Destination) -> RelayHandle {
@@ -111,6 +112,12 @@ fn a_reader_of_a_feed_trusts_certificates_as_a_destination_does() {
     let error = reader.page(After::Begin).expect_err("no page");
     assert!(matches!(error, ReadError::NotAPage { .. }), "{error:?}");
     assert_eq!(server.delivered(), 1);
+    // A proxy carries what it cannot read.
+    let proxy = ConnectProxy::treating(tunnel);
+    let reader = reader.proxy(proxy.url().into()).expect("a proxy");
+    let error = reader.page(After::Begin).expect_err("no page");
+    assert!(matches!(error, ReadError::NotAPage { .. }), "{error:?}");
+    assert_eq!((server.delivered(), proxy.heads().len()), (2, 1));
 }
 
 /// R54: the cryptography that this program has knows no P-521, and the customer reads it.
