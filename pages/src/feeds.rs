@@ -156,7 +156,7 @@ fn discontinued(why: Discontinued) -> Response {
             StatusCode::GONE,
             "position-expired",
             "The position is too old",
-            "events behind the cursor were removed: continue with after=begin, which skips them",
+            "events behind the cursor, or since the time, were removed: continue with after=begin, which skips them",
             ("first_position", first_position),
         ),
         Discontinued::Changed { last_position } => (

@@ -2,8 +2,11 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::SystemTime;
 
 use uuid::Uuid;
+
+use crate::schema::values::{as_micros, from_micros};
 
 /// The position of the last event that a consumer has, the id of that event, and when it was stored: they tell a database
 /// that was restored, or a standby that lacks the last commits, from the one that the consumer has read. A text without
@@ -66,6 +69,12 @@ impl Cursor {
     #[cfg(test)]
     pub(crate) fn event(&self) -> Option<Mark> {
         self.event
+    }
+
+    /// Whether its event was stored at this time or later.
+    pub(crate) fn is_since(&self, time: SystemTime) -> bool {
+        let stored_at = self.event.and_then(|event| event.stored_at);
+        stored_at.is_some_and(|stored_at| stored_at >= from_micros(as_micros(time)).0)
     }
 
     /// Whether both are of the same event, as far as is known.

@@ -80,7 +80,7 @@ pub struct FeedPage {
 /// Why a cursor cannot be continued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Discontinued {
-    /// Events behind it were removed.
+    /// Events behind the cursor, or since the time, were removed.
     Expired {
         /// The position of the first event that is kept.
         first_position: i64,
@@ -101,6 +101,13 @@ pub(crate) enum Continued {
     Not(Discontinued),
 }
 
+/// `base`: the cursor of the last emptied event.
+fn expired(base: Cursor) -> Discontinued {
+    Discontinued::Expired {
+        first_position: base.position() + 1,
+    }
+}
+
 /// Whether `events`, read from the position of the cursor on, continue it. `base`: the cursor of the last emptied event,
 /// which was read before; `last`: the position of the last event, read after.
 pub(crate) fn continues(cursor: Cursor, base: Cursor, events: &[Cursor], last: i64) -> Continued {
@@ -115,9 +122,7 @@ pub(crate) fn continues(cursor: Cursor, base: Cursor, events: &[Cursor], last: i
         last_position: last,
     });
     if cursor.position() < base.position() {
-        return Continued::Not(Discontinued::Expired {
-            first_position: base.position() + 1,
-        });
+        return Continued::Not(expired(base));
     }
     if cursor.position() == base.position() {
         let behind = events.partition_point(|event| event.position() <= base.position());
@@ -197,6 +202,8 @@ pub(crate) fn page(
                     next,
                 }));
             }
+            // Events that were stored since were removed.
+            After::Time(time) if base.is_since(time) => return Ok(Err(expired(base))),
             After::Time(time) => reads.before(&feed, time)?,
         };
         let mut events = reads.events(&feed, cursor.position(), limit + 1)?;

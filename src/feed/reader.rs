@@ -105,10 +105,10 @@ pub struct Page {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// 410: events behind the cursor were removed, because they are older than the feed's retention. Find out what is
+    /// 410: events that follow were removed, because they are older than the feed's retention. Find out what is
     /// missing in another way, then continue with [`After::Begin`].
     #[error(
-        "events behind the cursor were removed: the first one that is kept has the position {first_position}"
+        "events that follow were removed: the first one that is kept has the position {first_position}"
     )]
     Expired {
         /// The position of the first event that is kept.

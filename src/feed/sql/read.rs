@@ -14,7 +14,7 @@ use super::all::all_feeds;
 use crate::feed::cursor::{Cursor, Mark};
 use crate::feed::event::FeedEvent;
 use crate::name::OutboxName;
-use crate::schema::values::{from_micros, system_time};
+use crate::schema::values::{as_micros, from_micros, system_time};
 use crate::sql::statement::statement;
 use crate::sql::table::feed_event;
 
@@ -119,11 +119,7 @@ pub(crate) fn before(
     feed: &FeedRow,
     time: SystemTime,
 ) -> QueryResult<Cursor> {
-    let since_1970 = time.duration_since(SystemTime::UNIX_EPOCH);
-    let micros = since_1970.map_or(0, |since| {
-        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
-    });
-    let time = from_micros(micros);
+    let time = from_micros(as_micros(time));
     let mut found = feed.base;
     let (mut low, mut high) = (feed.base.position(), last(conn, name, feed)?.position());
     while low < high {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use diesel::connection::SimpleConnection;
 use diesel::pg::data_types::PgTimestamp;
@@ -17,7 +17,8 @@ use crate::engine::lease::sql::lease::LeaseId;
 use crate::engine::settle::sql::log::Log;
 use crate::engine::settle::sql::settle::{Claim, Delivered, stored};
 use crate::feed::Cursor;
-use crate::feed::page::{After, Discontinued, FeedPage, page};
+use crate::feed::page::{After, Discontinued, FeedEvent, FeedPage, page};
+use crate::schema::values::system_time;
 use crate::sql::statement::statement;
 use crate::sql::tests::Outbox;
 
@@ -95,6 +96,10 @@ fn read_page(
     after: After,
 ) -> Result<FeedPage, Discontinued> {
     page((conn, &outbox.name), feed, after, 1000).expect("a page")
+}
+
+fn stored_at(event: &FeedEvent) -> SystemTime {
+    system_time(PgTimestamp(event.stored_at))
 }
 
 fn positions(page: &FeedPage) -> Vec<i64> {
@@ -187,8 +192,14 @@ fn old_events_are_emptied_and_positions_continue_behind_them() {
             positions(&read_page(conn, &outbox, feed, After::Begin).expect("begins")),
             [11, 12]
         );
-        for cursor in [fifth, beginning] {
-            let expired = read_page(conn, &outbox, feed, After::Cursor(cursor));
+        let times = [UNIX_EPOCH, stored_at(&all.events[9])];
+        let times = times.into_iter().map(After::Time);
+        for after in [fifth, beginning]
+            .map(After::Cursor)
+            .into_iter()
+            .chain(times)
+        {
+            let expired = read_page(conn, &outbox, feed, after);
             let first_position = 11;
             assert_eq!(
                 expired.err(),
@@ -196,6 +207,10 @@ fn old_events_are_emptied_and_positions_continue_behind_them() {
             );
         }
     }
+    // What was stored behind the last removed event is all there.
+    let since = After::Time(stored_at(&all.events[9]) + Duration::from_micros(1));
+    let since = read_page(conn, &outbox, &emptied, since).expect("continues");
+    assert_eq!(positions(&since), [11, 12]);
     add(conn, &outbox, &b, 1);
     let b = row(conn, &outbox, "b");
     assert_eq!(
@@ -385,7 +400,10 @@ fn a_name_that_is_registered_again_does_not_show_earlier_events() {
             Some(Discontinued::Expired { first_position: 5 })
         );
     }
-    let since = read_page(conn, &outbox, &again, After::Time(std::time::UNIX_EPOCH)).expect("none");
+    let since = read_page(conn, &outbox, &again, After::Time(UNIX_EPOCH));
+    let first_position = 5;
+    assert_eq!(since.err(), Some(Discontinued::Expired { first_position }));
+    let since = read_page(conn, &outbox, &again, After::Time(SystemTime::now())).expect("none");
     assert!(since.events.is_empty());
 
     // A message that was claimed for the earlier registration is no event of this one.
