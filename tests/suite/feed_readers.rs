@@ -908,6 +908,18 @@ fn listen_prints_what_arrives_in_a_feed() {
         continued.log()
     );
 
+    // A server that is away is no quiet feed.
+    let away = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
+    let away = format!("http://{}/events", away.expect("a port"));
+    let mut waits =
+        feed.database
+            .binary(&["listen", "--feed", &away, "--token-file", token.path()]);
+    waits.env_remove("RUST_LOG");
+    let mut waits = Running::start(waits);
+    waits.wait_for_log("Connection refused");
+    waits.signal("INT");
+    assert_eq!(waits.wait().code(), Some(0));
+
     feed.expire(3);
     let third = format!("3.{}", Uuid::now_v7());
     for (arguments, says) in [

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
 use diesel_outbox::ConfigError;
-use diesel_outbox::config::Roots;
+use diesel_outbox::config::{Config, Roots};
 use diesel_outbox::feed::{After, Page, Reader};
 use diesel_outbox::receive::CloudEvent;
 use secrecy::SecretString;
 use serde_json::{Value, json};
 
-use crate::{output, signals};
+use crate::{logging, output, signals};
 
 /// Options of `listen --feed`.
 #[derive(Debug, clap::Args)]
@@ -46,6 +46,8 @@ pub(super) fn run(url: &str, options: &FeedOptions, roots: Roots, as_json: bool)
     };
     let reader = Reader::new(url, token).and_then(|reader| reader.roots(roots));
     let reader = reader.map_err(named)?;
+    // Retries of the reader.
+    logging::start(&Config::default())?;
     eprintln!("reading {url} (Ctrl-C ends)");
     let seen = Arc::new(Mutex::new(FeedSeen::default()));
     let shared = Arc::clone(&seen);
