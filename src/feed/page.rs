@@ -12,6 +12,7 @@ use super::cursor::Cursor;
 pub use super::event::FeedEvent;
 use super::sql::read::{self, FeedRow};
 use crate::name::OutboxName;
+use crate::schema::rfc3339::parse_time;
 
 /// Where a page begins. Written as `begin`, `end`, a cursor, or a time (RFC 3339).
 ///
@@ -59,9 +60,9 @@ impl FromStr for After {
         match text {
             "begin" => Ok(Self::Begin),
             "end" => Ok(Self::End),
-            _ => match (text.parse(), humantime::parse_rfc3339_weak(text)) {
+            _ => match (text.parse(), parse_time(text)) {
                 (Ok(cursor), _) => Ok(Self::Cursor(cursor)),
-                (_, Ok(time)) if time >= SystemTime::UNIX_EPOCH => Ok(Self::Time(time)),
+                (_, Some(time)) if time >= SystemTime::UNIX_EPOCH => Ok(Self::Time(time)),
                 _ => Err(BadAfter(text.chars().take(100).collect())),
             },
         }
@@ -281,6 +282,10 @@ mod tests {
         ] {
             assert_eq!(after.to_string().parse(), Ok(after));
         }
+        assert_eq!(
+            "2026-11-21T10:00:00.5+01:00".parse::<After>(),
+            "2026-11-21T09:00:00.5Z".parse()
+        );
         for text in ["", "soon", "7", "1969-12-31T23:59:59Z"] {
             assert!(text.parse::<After>().is_err(), "{text}");
         }

@@ -7,6 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ::http::header::{DATE, HeaderMap, HeaderName, RETRY_AFTER};
 
+use crate::schema::rfc3339::{in_utc, parse_time, zone};
+
 /// Longer waits are cut to this duration.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
@@ -100,42 +102,9 @@ fn date(text: &str) -> Option<SystemTime> {
         return Some(date);
     }
     let (local, east) = zone(text)?;
-    let local = local.trim_end();
-    let time = httpdate::parse_http_date(&format!("{local} GMT")).ok();
-    let time = time.or_else(|| humantime::parse_rfc3339_weak(&local.to_ascii_uppercase()).ok())?;
-    let offset = Duration::from_secs(east.unsigned_abs());
-    match east < 0 {
-        true => time.checked_add(offset),
-        false => time.checked_sub(offset),
-    }
-}
-
-/// The time without its zone, and the seconds by which the zone is east of Greenwich.
-fn zone(text: &str) -> Option<(&str, i64)> {
-    let named = ["GMT", "UTC", "UT", "Z"].into_iter().find_map(|zone| {
-        let (local, end) = text.split_at_checked(text.len().checked_sub(zone.len())?)?;
-        end.eq_ignore_ascii_case(zone).then_some((local, 0))
-    });
-    let offset = |length: usize| {
-        let (local, end) = text.split_at_checked(text.len().checked_sub(length)?)?;
-        let (sign, digits) = (end.get(..1)?, end.get(1..)?);
-        let digits = match length {
-            6 => {
-                let (hours, minutes) = digits.split_once(':')?;
-                format!("{hours}{minutes}")
-            }
-            _ => digits.to_owned(),
-        };
-        let is_number = digits.len() == 4 && digits.bytes().all(|byte| byte.is_ascii_digit());
-        let number = is_number.then(|| digits.parse::<i64>().ok())??;
-        let seconds = (number / 100) * 3600 + (number % 100) * 60;
-        match sign {
-            "+" => Some((local, seconds)),
-            "-" => Some((local, -seconds)),
-            _ => None,
-        }
-    };
-    named.or_else(|| offset(5)).or_else(|| offset(6))
+    let time = httpdate::parse_http_date(&format!("{} GMT", local.trim_end())).ok();
+    time.and_then(|local| in_utc(local, east))
+        .or_else(|| parse_time(text))
 }
 
 #[cfg(test)]

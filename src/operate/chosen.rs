@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use super::sql::selection::Selection;
 use crate::config::text::parse_duration;
+use crate::schema::rfc3339::parse_time;
 use crate::status::{ReasonCode, Status};
 
 macro_rules! chosen {
@@ -189,7 +190,7 @@ fn status(word: &str) -> Result<Status, String> {
     })
 }
 
-/// Parses a time in UTC, as a person or a field of a browser writes it, or a duration before now.
+/// Parses a time as a person or a field of a browser writes it, in UTC if it names no zone, or a duration before now.
 ///
 /// # Errors
 /// The reason, which shows both forms.
@@ -201,14 +202,7 @@ pub fn time(text: &str) -> Result<SystemTime, String> {
             time.max(SystemTime::UNIX_EPOCH)
         }));
     }
-    let zoned = text.trim_end_matches('Z');
-    // Fields of browsers omit seconds that are zero.
-    let rest = match zoned.matches(':').count() {
-        0 => "T00:00:00",
-        1 => ":00",
-        _ => "",
-    };
-    humantime::parse_rfc3339_weak(&format!("{zoned}{rest}")).map_err(|_| {
+    parse_time(text).ok_or_else(|| {
         format!("{text:?} is not a time: write 2026-11-21T10:00:00Z (UTC), or 2h for two hours ago")
     })
 }
@@ -229,6 +223,8 @@ mod tests {
             "2026-01-31T12:00",
             "2026-01-31T12:00:00",
             "2026-01-31 12:00:00Z",
+            "2026-01-31T14:00:00+02:00",
+            "2026-01-31T04:30-0730",
         ] {
             assert_eq!(time(text), Ok(noon), "{text}");
         }

@@ -8,6 +8,7 @@ use crate::name::OutboxName;
 use crate::operate::chosen::{WrongChoice, duration};
 use crate::operate::waiting::{Note, Verdict, cancel, reschedule, settle};
 use crate::outbox::sql::waiting::{Answer, Changed, MessageRef};
+use crate::schema::rfc3339::parse_time;
 
 /// The words of an act on one message.
 #[derive(Debug)]
@@ -70,7 +71,7 @@ impl MessageAct {
     pub fn reschedule(delay: Option<&str>, at: Option<&str>) -> Result<Self, WrongChoice> {
         let due = match (delay, at) {
             (Some(delay), _) => Due::After(duration("in", delay)?),
-            (None, Some(at)) => Due::At(humantime::parse_rfc3339_weak(at).map_err(|_| {
+            (None, Some(at)) => Due::At(parse_time(at).ok_or_else(|| {
                 let why = format!("{at:?} is not a time such as 2026-01-31T12:00:00Z");
                 WrongChoice::new("at", why)
             })?),
