@@ -138,8 +138,8 @@ impl OutboxName {
         self.suffixed("_feed_rotate")
     }
 
-    pub(crate) fn feed_end(&self) -> String {
-        self.suffixed("_feed_end")
+    pub(crate) fn feed_ends(&self) -> String {
+        self.suffixed("_feed_ends")
     }
 
     pub(crate) fn feed_event(&self) -> String {

@@ -966,21 +966,24 @@ BEGIN
             CONSTRAINT %3$I PRIMARY KEY (feed, token_digest)
         )$sql$, s, t || '_feed_reader', t || '_reader_pkey');
 
-    -- The position of the last event of a feed, and the part for the next ones. Each statement here sees what was
-    -- committed before it, so the result is right for whoever holds the feed's row. A reader must not see what a crash can
-    -- take back: the commit of the caller waits for the disk.
+    -- The position of the last event of each of these feeds, and the part for the next ones. Each statement here sees what
+    -- was committed before it, so the result is right for whoever holds the rows of the feeds. A reader must not see what a
+    -- crash can take back: the commit of the caller waits for the disk.
     EXECUTE format($sql$
-        CREATE FUNCTION %1$I.%2$I(which text, OUT last bigint, OUT part smallint)
+        CREATE FUNCTION %1$I.%2$I(names text[]) RETURNS TABLE (feed text, last bigint, part smallint)
         LANGUAGE plpgsql VOLATILE AS $body$
+        #variable_conflict use_column
         BEGIN
             IF pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off' THEN
                 PERFORM pg_catalog.set_config('synchronous_commit', 'on', true);
             END IF;
-            last := (SELECT e.position FROM %1$I.%3$I e WHERE e.feed OPERATOR(pg_catalog.=) which ORDER BY e.position DESC LIMIT 1);
-            last := greatest(last, (SELECT f.base FROM %1$I.%4$I f WHERE f.name OPERATOR(pg_catalog.=) which));
-            part := coalesce((SELECT p.part FROM %1$I.%5$I p WHERE p.opened_at IS NOT NULL AND p.closed_at IS NULL), 0);
+            RETURN QUERY
+                SELECT f.name, greatest(f.base, (SELECT e.position FROM %1$I.%3$I e WHERE e.feed OPERATOR(pg_catalog.=) f.name
+                           ORDER BY e.position DESC LIMIT 1)),
+                       coalesce((SELECT p.part FROM %1$I.%5$I p WHERE p.opened_at IS NOT NULL AND p.closed_at IS NULL), 0::pg_catalog.int2)
+                  FROM %1$I.%4$I f WHERE f.name OPERATOR(pg_catalog.=) ANY (names);
         END
-        $body$$sql$, s, t || '_feed_end', t || '_feed_event', t || '_feed', t || '_feed_part');
+        $body$$sql$, s, t || '_feed_ends', t || '_feed_event', t || '_feed', t || '_feed_part');
 
     -- Retention: as the function of the ledger. Also empties the oldest parts while all have more bytes than most_bytes (null: no
     -- limit). While a part is emptied, no settle holds a feed.
@@ -1063,7 +1066,7 @@ BEGIN
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(text)', s, parts[2] || '_endpoint_state');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(interval)', s, parts[2] || '_rotate');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(timestamptz, timestamptz, integer)', s, parts[2] || '_blank');
-    EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(text)', s, parts[2] || '_feed_end');
+    EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(text[])', s, parts[2] || '_feed_ends');
     EXECUTE format('DROP FUNCTION IF EXISTS %I.%I(interval, bigint)', s, parts[2] || '_feed_rotate');
     FOREACH suffix IN ARRAY ARRAY['_feed_reader', '_feed_event', '_feed_part', '_feed', '_registration', '_endpoint', '_request', '_audit', '_topic', '_pause', '_lock', '_lease', '_dead', '_attempt', '_ledger', '_part', ''] LOOP
         -- An outbox without endpoints or feeds may stand beside tables of the application with these names.

@@ -27,9 +27,9 @@ impl Log for EventLog {
     }
 
     fn stores(&self, name: &OutboxName) -> String {
-        // Materialized: once for each feed. A join would ask for each event.
+        // Materialized: once. A join would ask for each event.
         format!(
-            "WITH ends AS MATERIALIZED (SELECT h.name, e.last, e.part FROM held h, LATERAL {end}(h.name) e)
+            "WITH ends AS MATERIALIZED (SELECT * FROM {ends}(ARRAY(SELECT name FROM held)))
              INSERT INTO {event} (part, feed, position, message_id, sequence, topic, payload, headers, ordering_key,
                  tenant_id, created_at, occurred_at)
              SELECT e.part, o.destination,
@@ -37,9 +37,9 @@ impl Log for EventLog {
                     g.message_id, g.sequence, g.topic, g.payload, g.headers, g.ordering_key, g.tenant_id, g.created_at,
                     g.occurred_at
                FROM gone g JOIN outcome o USING (sequence)
-               JOIN ends e ON e.name = o.destination",
+               JOIN ends e ON e.feed = o.destination",
             event = name.feed_event(),
-            end = name.feed_end(),
+            ends = name.feed_ends(),
         )
     }
 
