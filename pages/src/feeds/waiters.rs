@@ -172,7 +172,7 @@ impl Shared {
             let last = match (self.ask)(&names) {
                 Ok(last) => {
                     interval = INTERVAL;
-                    last
+                    Some(last)
                 }
                 Err(error) => {
                     // Once, until the database answers again.
@@ -180,20 +180,20 @@ impl Shared {
                         log::warn!(event = "pages_failed", error:% = format!("{error:#}"); "readers of feeds wait longer: {error:#}");
                     }
                     interval = AFTER_FAILURE;
-                    HashMap::new()
+                    None
                 }
             };
-            self.wake(&last);
+            self.wake(last.as_ref());
         }
     }
 
-    fn wake(&self, last: &HashMap<String, i64>) {
+    fn wake(&self, last: Option<&HashMap<String, i64>>) {
         let now = Instant::now();
         let is_due = |waiting: &Waiting| {
-            let has_more = last
-                .get(&waiting.feed)
-                .is_some_and(|last| *last != waiting.behind.position());
-            has_more || now >= waiting.until
+            // A feed that was removed is no longer among them.
+            let has_changed = last
+                .is_some_and(|last| last.get(&waiting.feed) != Some(&waiting.behind.position()));
+            has_changed || now >= waiting.until
         };
         let mut state = self.lock();
         let all = std::mem::take(&mut state.waiting);

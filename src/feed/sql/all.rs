@@ -1,4 +1,4 @@
-//! All feeds that there are, with or without a row of their own: a feed gets its row with its first event.
+//! All feeds that can be read, with or without a row of their own: a feed gets its row with its first event.
 
 use crate::name::OutboxName;
 use crate::sql::absent::all_endpoints_text;
@@ -6,10 +6,13 @@ use crate::sql::absent::all_endpoints_text;
 /// The feeds, as a table of SQL text, which gives it an alias.
 pub(super) fn all_feeds(name: &OutboxName) -> String {
     format!(
-        "(SELECT name, registration, base, base_id, base_stored_at FROM {feed}
-          UNION ALL
-          SELECT d.name, d.id, 0::bigint, NULL::uuid, NULL::timestamptz FROM {endpoints} d
-           WHERE d.kind = 'feed' AND NOT EXISTS (SELECT FROM {feed} f WHERE f.name = d.name))",
+        "(SELECT f.name, f.registration, d.tenant_id, f.base, f.base_id, f.base_stored_at
+            FROM (SELECT name, registration, base, base_id, base_stored_at FROM {feed}
+                  UNION ALL
+                  SELECT d.name, d.id, 0::bigint, NULL::uuid, NULL::timestamptz FROM {endpoints} d
+                   WHERE d.kind = 'feed' AND NOT EXISTS (SELECT FROM {feed} f WHERE f.name = d.name)) f
+            LEFT JOIN {endpoints} d ON d.name = f.name AND d.id = f.registration AND d.kind = 'feed'
+           WHERE f.registration IS NULL OR d.id IS NOT NULL)",
         feed = name.feed(),
         endpoints = all_endpoints_text(name),
     )

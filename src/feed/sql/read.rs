@@ -66,17 +66,15 @@ pub(crate) fn feed(
 
 /// All feeds that can be read, or the one of this name.
 ///
-/// Text: an outer join of tables that have names of their own.
+/// Text: a table made of two, as [`all_feeds`] says.
 pub(crate) fn feeds(
     conn: &mut PgConnection,
     name: &OutboxName,
     only: Option<&str>,
 ) -> QueryResult<Vec<FeedRow>> {
-    let endpoints = crate::sql::absent::all_endpoints_text(name);
     let rows: Vec<FeedValues> = statement(format!(
-        "SELECT f.name, f.registration, d.tenant_id, f.base, f.base_id, f.base_stored_at
-           FROM {feed} f LEFT JOIN {endpoints} d ON d.name = f.name AND d.id = f.registration AND d.kind = 'feed'
-          WHERE (f.registration IS NULL OR d.id IS NOT NULL) AND ($1 IS NULL OR f.name = $1) ORDER BY f.name",
+        "SELECT name, registration, tenant_id, base, base_id, base_stored_at FROM {feed} f
+          WHERE $1 IS NULL OR name = $1 ORDER BY name",
         feed = all_feeds(name),
     ))
     .bind::<Nullable<Text>, _>(only)
@@ -215,7 +213,7 @@ pub(crate) fn events(
     Ok(rows.into_iter().map(event).collect())
 }
 
-/// The last position of each of these feeds: one query for all that wait.
+/// The last position of each of these feeds that can be read: one query for all that wait.
 ///
 /// Text: a subquery for each element of an array.
 pub(crate) fn last_positions(

@@ -12,7 +12,6 @@ use uuid::Uuid;
 use super::all::all_feeds;
 use crate::name::OutboxName;
 use crate::schema::values::system_time;
-use crate::sql::absent::all_endpoints_text;
 use crate::sql::statement::statement;
 use crate::sql::table::feed_reader;
 
@@ -94,20 +93,16 @@ pub(crate) fn states(
         "SELECT name, tenant_id, of_endpoint, base + 1, last, read_to,
                 extract(epoch FROM clock_timestamp() - (SELECT e.stored_at FROM {event} e
                     WHERE e.feed = f.name AND e.position = read_to + 1))::float8
-           FROM (SELECT f.name, f.tenant_id, f.id IS NOT NULL AS of_endpoint, f.base, p.last,
+           FROM (SELECT f.name, f.tenant_id, f.registration IS NOT NULL AS of_endpoint, f.base, p.last,
                         least(p.last, greatest(f.base, (SELECT max(r.last_position) FROM {reader} r WHERE r.feed = f.name))) AS read_to
-                   FROM (SELECT f.name, f.base, d.id, d.tenant_id
-                           FROM {feed} f LEFT JOIN {endpoints} d ON d.name = f.name AND d.id = f.registration AND d.kind = 'feed'
-                          WHERE (f.registration IS NULL OR d.id IS NOT NULL)
-                            AND ($1 IS NULL OR f.name = ANY($1)) AND ($2 IS NULL OR f.name > $2)
-                          ORDER BY f.name LIMIT $3) f,
+                   FROM (SELECT * FROM {feed} f WHERE ($1 IS NULL OR name = ANY($1)) AND ($2 IS NULL OR name > $2)
+                          ORDER BY name LIMIT $3) f,
                         LATERAL (SELECT greatest(f.base, (SELECT e.position FROM {event} e WHERE e.feed = f.name
                             ORDER BY e.position DESC LIMIT 1)) AS last) p) f
           ORDER BY name",
         event = name.feed_event(),
         reader = name.feed_reader(),
         feed = all_feeds(name),
-        endpoints = all_endpoints_text(name),
     ))
     .bind::<Nullable<Array<Text>>, _>(which.names)
     .bind::<Nullable<Text>, _>(which.after)
