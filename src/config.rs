@@ -307,6 +307,12 @@ impl Config {
         set.map_err(ConfigError::at(variable))
     }
 
+    /// Without threads, endpoints may still be feeds.
+    pub(crate) fn set_endpoint_threads(&mut self, threads: usize) {
+        self.endpoint_threads = threads;
+        self.expects_endpoints = threads > 0 || cfg!(feature = "feeds");
+    }
+
     /// Whether `OUTBOX_ENDPOINT_THREADS` is set: the relay may have no other destinations than endpoints.
     pub(crate) fn expects_endpoints(&self) -> bool {
         self.expects_endpoints

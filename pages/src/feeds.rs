@@ -113,12 +113,8 @@ fn read(
         let refused = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD");
         return Err(Response::from(refused).with_header(ALLOW, "GET, HEAD"));
     }
-    let mut query = query(request).map_err(Response::from)?;
-    if let Some(cursor) = waited {
-        // Not the end of now: what has come meanwhile is behind that of then.
-        query.after = After::Cursor(cursor);
-    }
-    let (feed, page) = found(site, request, name, query)?;
+    let query = query(request).map_err(Response::from)?;
+    let (feed, page) = found(site, request, name, query, waited)?;
     let page = page.map_err(discontinued)?;
     if page.events.is_empty() && waited.is_none() && !query.wait.is_zero() {
         return Ok(Answer::Later(Waiting {
@@ -186,18 +182,19 @@ fn found(
     request: &Request,
     name: &str,
     Query { after, limit, .. }: Query,
+    waited: Option<Cursor>,
 ) -> Result<FoundPage, Response> {
     let feeds = Feeds::of(&site.config.table);
     // The readers of one feed leave connections to those of others.
     let read = |access| {
         let found = site.feeds.within(None, name, |conn, _| {
-            feeds.read(conn, access, name, after, limit)
+            feeds.read(conn, access, name, after, waited, limit)
         });
         found.map_err(away)
     };
     let refused = || {
         let why =
-            "send Authorization: Bearer with a token of this feed (`diesel-outbox feed token`)";
+            "send Authorization: Bearer with a token of this feed, from whoever registered it";
         Response::from(Problem::new(StatusCode::UNAUTHORIZED, why))
     };
     if let Some(identity) = &request.visitor.identity {
@@ -236,24 +233,29 @@ fn query(request: &Request) -> Result<Query, Problem> {
     let given = |name: &'static str| {
         let mut all = request.query.all(name);
         match (all.next(), all.next()) {
-            (Some(_), Some(_)) => Err(wrong(name, "is given twice".to_owned())),
-            (Some(""), None) => Err(wrong(name, "is empty".to_owned())),
+            (Some(_), Some(_)) => Err(wrong(name, format!("{name} is given twice"))),
+            (Some(""), None) => Err(wrong(name, format!("{name} is empty"))),
             (one, _) => Ok(one.map(str::trim)),
         }
     };
     let after = given("after")?.map_or(Ok(After::Begin), str::parse);
     let after = after.map_err(|_| {
-        let why = "is begin, end, a time (RFC 3339), or what outbox-feed-next has said";
+        let why = "after must be begin, end, a time such as 2026-11-21T10:00:00Z (%2B for a +), or what outbox-feed-next has said";
         wrong("after", why.to_owned())
     })?;
     let limit = given("limit")?.map_or(Ok(USUAL_EVENTS), str::parse);
     let limit = limit.ok().filter(|limit| (1..=MOST_EVENTS).contains(limit));
-    let limit =
-        limit.ok_or_else(|| wrong("limit", format!("must be a number from 1 to {MOST_EVENTS}")))?;
+    let limit = limit.ok_or_else(|| {
+        wrong(
+            "limit",
+            format!("limit must be a number from 1 to {MOST_EVENTS}"),
+        )
+    })?;
     let wait = given("wait")?.map_or(Ok(Duration::ZERO), |text| {
         program::parse_duration("wait", text)
     });
     let wait = wait.ok().filter(|wait| *wait <= LONGEST_WAIT);
-    let wait = wait.ok_or_else(|| wrong("wait", "must be 0s to 60s, such as 20s".to_owned()))?;
+    let wait =
+        wait.ok_or_else(|| wrong("wait", "wait must be 0s to 60s, such as 20s".to_owned()))?;
     Ok(Query { after, limit, wait })
 }

@@ -102,7 +102,7 @@ setters! {
 
 impl RelayBuilder {
     /// Sets the number of sender threads, up to 1024, that all [endpoints](crate::endpoints) share. With
-    /// 0, the relay serves no endpoint: their messages wait for another relay.
+    /// 0, the relay serves no endpoints but feeds: messages of others wait for another relay.
     /// The threads start with the first message for an endpoint. While sends take 500 ms or more, up to
     /// four times as many may run. Defaults to 64.
     ///
@@ -116,8 +116,7 @@ impl RelayBuilder {
     #[must_use]
     pub fn endpoint_threads(self, threads: usize) -> Self {
         self.with("OUTBOX_ENDPOINT_THREADS", |config| {
-            config.endpoint_threads = threads;
-            config.expects_endpoints = threads > 0;
+            config.set_endpoint_threads(threads);
         })
     }
 

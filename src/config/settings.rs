@@ -195,10 +195,9 @@ pub const SETTINGS: &[Setting] = &[
     setting("OUTBOX_CONCURRENCY", "16", field!(concurrency: Count(MOST_SENDERS)),
         "Sender threads of each destination, and so its maximum number of concurrent requests per relay").by("RelayBuilder::concurrency"),
     setting("OUTBOX_ENDPOINT_THREADS", "64", Count((0, MOST_SENDERS), |config| config.endpoint_threads, |config, count| {
-            config.endpoint_threads = count as usize;
-            config.expects_endpoints = count > 0;
+            config.set_endpoint_threads(count as usize);
         }),
-        "Sender threads that all endpoints share, up to four times as many while sends take 500 ms or more; 0: serve none; required if there are no other destinations").by("RelayBuilder::endpoint_threads"),
+        "Sender threads that all endpoints share, up to four times as many while sends take 500 ms or more; 0: serve feeds only; required if there are no other destinations").by("RelayBuilder::endpoint_threads"),
     setting("OUTBOX_ENDPOINT_HTTPS_ONLY", "true", field!(endpoint_https_only: Switch),
         "true: refuse endpoints without TLS"),
     setting("OUTBOX_ENDPOINT_PUBLIC_ONLY", "true", field!(endpoint_public_only: Switch),

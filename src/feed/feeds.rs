@@ -6,6 +6,7 @@ use diesel::PgConnection;
 use secrecy::SecretString;
 use uuid::Uuid;
 
+use super::cursor::Cursor;
 #[cfg(feature = "http")]
 use super::document;
 use super::page::{self, After, Discontinued, FeedPage};
@@ -129,7 +130,8 @@ impl<'a> Feeds<'a> {
     }
 
     /// At most `limit` events of the feed of this name, and the feed; `None`: there is none that `access` may read. Notes how
-    /// far a reader with a token is: whoever asks for what follows a cursor has all before it.
+    /// far a reader with a token is: whoever asks for what follows a cursor has all before it. `waited`: what was asked for is
+    /// noted, and has become what follows this cursor.
     ///
     /// # Errors
     /// If the database fails.
@@ -139,6 +141,7 @@ impl<'a> Feeds<'a> {
         access: FeedAccess<'_>,
         feed: &str,
         after: After,
+        waited: Option<Cursor>,
         limit: u32,
     ) -> Result<Option<FoundPage>, DatabaseError> {
         pinned(conn, self.name, |conn, name| {
@@ -157,10 +160,14 @@ impl<'a> Feeds<'a> {
             if !may_read {
                 return Ok(None);
             }
-            let page = page::page((&mut *conn, name), &found, after, limit.into())?;
-            if let (FeedAccess::Token(given), After::Cursor(cursor), Ok(_)) = (access, after, &page)
+            let from = waited.map_or(after, After::Cursor);
+            let page = page::page((&mut *conn, name), &found, from, limit.into())?;
+            if let (FeedAccess::Token(given), After::Cursor(cursor), None, Ok(page)) =
+                (access, after, waited, &page)
             {
-                token::note(conn, name, feed, given, cursor.position())?;
+                // The last thing that a reader asks for before it stops.
+                let has_all = page.events.is_empty();
+                token::note(conn, name, (feed, given), cursor.position(), has_all)?;
             }
             Ok(Some((found, page)))
         })

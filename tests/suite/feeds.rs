@@ -9,6 +9,7 @@ use diesel_outbox::{NewMessage, RelayBuilder};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use crate::commands::With;
 use crate::page::{Answer, Page};
 use crate::support::{Database, File, Receiver, end, eventually, finish};
 
@@ -229,6 +230,10 @@ fn r73_a_customer_reads_a_feed_over_http() {
         serde_json::from_str(&reader.get(&format!("after={}", time.expect("a time"))).body)
             .expect("JSON");
     assert_eq!(positions(&since), [21]);
+    let east = "after=2026-01-01T00:00:00%2B02:00&limit=1";
+    assert_eq!(reader.get(east).status, 200);
+    let odd = reader.get("after=2026-01-01T00:00:00+02:00");
+    assert!(odd.status == 400 && odd.body.contains("%2B"), "{odd:?}");
 
     // A new token, and the old one for a while.
     let second = finish(database.binary(&["feed", "token", "crm", "--keep", "0s"])).code(0);
@@ -236,7 +241,80 @@ fn r73_a_customer_reads_a_feed_over_http() {
     assert_eq!(reader.get("").status, 401);
     reader.token = second;
     assert_eq!(reader.get("").status, 200);
-    page.process.stop();
+}
+
+/// R73: also of a reader that reads everything at once.
+#[test]
+fn r73_how_far_a_reader_is_is_known_when_it_stops() {
+    let database = Database::new();
+    make(&database, "crm");
+    let token = token(&database, "crm");
+    let page = Page::start(program(&database));
+    for n in 0..5 {
+        database.enqueue("order.paid", json!({ "n": n }));
+    }
+    eventually("all events are stored", || stored(&database, "crm") == 5);
+    let noted = || database.number("SELECT coalesce(max(last_position), -1) FROM {o}_feed_reader");
+    let mut reader = Consumer::new(&page, "crm", &token);
+    assert_eq!(reader.get("after=end&wait=1s").body, "[]");
+    assert_eq!(noted(), -1, "the reader has not said that it has these");
+    for _ in 0..3 {
+        assert!(!reader.read("limit=2").is_empty());
+    }
+    assert!(reader.read("").is_empty());
+    assert_eq!(noted(), 5);
+}
+
+/// R73: whoever waits for a feed that is removed learns it.
+#[test]
+fn r73_a_long_poll_ends_with_its_feed() {
+    let database = Database::new();
+    make(&database, "crm");
+    let token = token(&database, "crm");
+    let page = Page::start(program(&database));
+    let mut reader = Consumer::new(&page, "crm", &token);
+    assert!(reader.read("").is_empty());
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        let after = format!("after={}&wait=60s", reader.after);
+        let polled = scope.spawn(move || reader.get(&after));
+        eventually("the reader is there", || {
+            database.number("SELECT count(last_position) FROM {o}_feed_reader") == 1
+        });
+        finish(database.binary(&["endpoint", "remove", "crm", "--yes"])).code(0);
+        assert_eq!(polled.join().expect("an answer").status, 401);
+    });
+    assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+/// R73: `OUTBOX_ENDPOINT_THREADS=0` sends nothing, and stores and serves the events of feeds all the same.
+#[test]
+fn r73_a_relay_without_senders_serves_feeds() {
+    let database = Database::new();
+    make(&database, "crm");
+    let token = token(&database, "crm");
+    let mut page = Page::start(program(&database).with("OUTBOX_ENDPOINT_THREADS", "0"));
+    database.enqueue("order.paid", json!({ "n": 1 }));
+    let mut reader = Consumer::new(&page, "crm", &token);
+    assert_eq!(positions(&reader.read("wait=30s")), [1]);
+    page.process.signal("TERM");
+    page.process.wait();
+    // Of several messages in a batch, and beside other destinations.
+    let receiver = Receiver::ok();
+    for n in 2..12 {
+        database.enqueue("order.paid", json!({ "n": n }));
+        database.enqueue("other", json!({ "n": n }));
+    }
+    let settings = format!(
+        "[destinations.hook]\nurl = '{}'\n[[routes]]\ntopic = 'other'\nto = 'hook'\n",
+        receiver.url()
+    );
+    let file = File::new(&settings);
+    let mut drain = database.binary(&["drain", "--config", file.path()]);
+    drain.env("OUTBOX_ENDPOINT_THREADS", "0");
+    finish(drain).code(0);
+    receiver.wait_for(10);
+    assert_eq!(stored(&database, "crm"), 11);
 }
 
 /// R73: fan-out to webhooks and feeds, and a feed of the settings.
@@ -312,7 +390,6 @@ fn r73_a_destination_of_the_settings_may_be_a_feed() {
     }
     assert_eq!(positions(&all), (1..=10).collect::<Vec<_>>());
     receiver.wait_for(10);
-    page.process.stop();
     for (more, key) in [
         ("url = 'http://a'", "destinations.audit.url"),
         ("mode = 'binary'", "destinations.audit.mode"),
@@ -585,7 +662,6 @@ fn r73_an_unread_feed_is_reported_until_a_reader_is_back() {
     assert_eq!((told("unread"), told("recovered")), (1, 1));
     eventually("the metrics have no lag", || lag("0"));
     end(&relay);
-    page.process.stop();
 }
 
 /// R73

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use diesel::result::QueryResult;
-use diesel::sql_types::{BigInt, Binary, Text};
+use diesel::sql_types::{BigInt, Binary, Bool, Text};
 use diesel::{
     BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, PgConnection, QueryDsl,
     RunQueryDsl, delete, insert_into,
@@ -16,7 +16,7 @@ use crate::sql::millis;
 use crate::sql::statement::statement;
 use crate::sql::table::feed_reader;
 
-/// How far a reader is noted at most so often.
+/// How far a reader that is not at the end is noted at most so often.
 const NOTED_EVERY: Duration = Duration::from_secs(60);
 
 fn digest(token: &str) -> Vec<u8> {
@@ -78,28 +78,29 @@ pub(crate) fn is_valid(
     Ok(found > 0)
 }
 
-/// Notes how far the reader with this token is, unless that was noted within the last minute. It is there: it has asked for
-/// what follows this position.
+/// Notes how far the reader of this feed with this token is. It is there: it has asked for what follows this position. Within
+/// a minute it is noted once, and once more whenever the reader has all events (`has_all`).
 ///
 /// Text: a condition on the age of a value that may be absent.
 pub(crate) fn note(
     conn: &mut PgConnection,
     name: &OutboxName,
-    feed: &str,
-    token: &str,
+    (feed, token): (&str, &str),
     position: i64,
+    has_all: bool,
 ) -> QueryResult<()> {
     statement(format!(
         "UPDATE {reader} SET last_position = $3, last_read_at = clock_timestamp()
           WHERE feed = $1 AND token_digest = $2
             AND (last_read_at IS NULL OR last_read_at <= clock_timestamp() - $4 * interval '1 millisecond'
-                 OR last_read_at > clock_timestamp())",
+                 OR last_read_at > clock_timestamp() OR ($5 AND last_position IS DISTINCT FROM $3))",
         reader = name.feed_reader(),
     ))
     .bind::<Text, _>(feed)
     .bind::<Binary, _>(digest(token))
     .bind::<BigInt, _>(position)
     .bind::<BigInt, _>(millis(NOTED_EVERY))
+    .bind::<Bool, _>(has_all)
     .execute(conn)
     .map(drop)
 }
