@@ -97,7 +97,8 @@ fn missing(name: &str) -> Result<()> {
     )
 }
 
-fn after(text: &str) -> Result<After> {
+/// The value of `--after`.
+pub(crate) fn after(text: &str) -> Result<After> {
     let after = text.parse::<After>();
     let after = after.or_else(|error| match program::parse_time(text) {
         // A time before now, too, such as 2h.

@@ -36,8 +36,8 @@ def page(url, token, after):
         try:
             with urllib.request.build_opener(NoRedirects).open(request, timeout=WAIT + MARGIN) as answer:
                 return json.loads(answer.read(MOST_BYTES)), answer.headers["outbox-feed-next"]
-        except urllib.error.HTTPError as error:  # 410: events behind the cursor were removed; 409: the feed was restored.
-            if error.code != 429 and error.code < 500:
+        except urllib.error.HTTPError as error:
+            if error.code != 429 and error.code < 500:  # 409 and 410 say which cursor to write into feed_position.
                 raise SystemExit(f"{error.code}: {error.read(1000).decode()}")
             asked = error.headers["retry-after"] or ""  # A date is for others; nobody makes us wait longer than an hour.
             delay = max(delay, min(3600, int(asked[:9]))) if asked.isascii() and asked.isdigit() else delay
@@ -57,7 +57,8 @@ def main(url, token_file, path):
         (after,) = db.execute("SELECT cursor FROM feed_position WHERE feed = ?", [url]).fetchone()
         events, following = page(url, token, after)
         positions = [int(event["position"]) for event in events]
-        first = positions[0] if after == "begin" and events else int(after.partition(".")[0].replace("begin", "0")) + 1
+        behind = after.partition(".")[0]
+        first = int(behind) + 1 if behind.isdigit() else next(iter(positions), 1)  # After begin or a time: whichever it is.
         if positions != list(range(first, first + len(events))):
             raise SystemExit(f"a hole behind {after}: {positions}")
         with db:  # Commits, or rolls back after an exception.

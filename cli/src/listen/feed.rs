@@ -25,7 +25,7 @@ pub(super) struct FeedOptions {
     #[arg(long, value_name = "FILE", requires = "feed")]
     token_file: Option<String>,
 
-    /// Where to begin in the feed: begin, end, a cursor, or a time (2026-11-21T10:00:00Z)
+    /// Where to begin in the feed: begin, end, a cursor, a time (2026-11-21T10:00:00Z), or 2h for two hours ago
     #[arg(
         long,
         value_name = "CURSOR",
@@ -37,8 +37,7 @@ pub(super) struct FeedOptions {
 
 /// `roots`: what TLS trusts.
 pub(super) fn run(url: &str, options: &FeedOptions, roots: Roots, as_json: bool) -> Result<()> {
-    let bad = |reason: String| ConfigError::new("--after", reason);
-    let after: After = (options.after.parse()).map_err(|error| bad(format!("{error}")))?;
+    let after = crate::feed::after(&options.after)?;
     let token = token(options.token_file.as_deref().unwrap_or_default())?;
     let named = |error: ConfigError| match error.key() {
         "url" => ConfigError::new("--feed", error.reason()),
@@ -53,7 +52,11 @@ pub(super) fn run(url: &str, options: &FeedOptions, roots: Roots, as_json: bool)
     let shared = Arc::clone(&seen);
     let ended = signals::or_until_signal(move || read(&reader, after, &shared, as_json));
     eprintln!("{}", lock(&seen).summary());
-    ended
+    // A gateway may serve it elsewhere.
+    ended.map_err(|error| match url.ends_with("/events") {
+        true => error,
+        false => error.context("the URL of a feed usually ends with /api/v1/feeds/NAME/events"),
+    })
 }
 
 fn token(path: &str) -> Result<SecretString, ConfigError> {
