@@ -162,7 +162,7 @@ $function$;
 
 -- After a feed is registered, or is given to another tenant, or is removed. A feed gets its row in _feed with its first event;
 -- the row says which registration it belongs to. If the name had one before, positions continue: what the earlier registration
--- had is below the base, and nobody reads it. A row that is restored before its endpoint stays as it is.
+-- had is below the base, and nobody reads it. Nor do its tokens stay. A row that is restored before its endpoint stays as it is.
 CREATE FUNCTION outbox_endpoint_feed() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $function$
 DECLARE
@@ -195,9 +195,10 @@ BEGIN
             WHERE f.name = $1 AND e.position > f.base', feeds, events)
             USING feed;
     END IF;
-    EXECUTE format('DELETE FROM %I.%I r WHERE r.feed = $1 AND NOT EXISTS (SELECT FROM %s f WHERE f.name = $1 AND f.registration = $2)',
+    EXECUTE format('DELETE FROM %I.%I r WHERE r.feed = $1
+                      AND ($3 OR NOT EXISTS (SELECT FROM %s f WHERE f.name = $1 AND f.registration = $2))',
             TG_TABLE_SCHEMA, outbox || '_feed_reader', feeds)
-        USING feed, registration;
+        USING feed, registration, moved > 0;
     RETURN NULL;
 END
 $function$;
