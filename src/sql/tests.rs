@@ -17,6 +17,7 @@ use crate::setup::sql::migrate::EndpointTables::WithOutbox;
 const SESSION: &str = "SET synchronous_commit = off; SET lock_timeout = '3s'; SET statement_timeout = '10s'; SET client_min_messages = warning";
 
 /// An outbox in its own schema, removed on drop.
+#[derive(Debug)]
 pub(crate) struct Outbox {
     pub(crate) url: String,
     schema: String,

@@ -1,12 +1,12 @@
 //! Settles many messages of one kind by one statement.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 use diesel::result::{Error, QueryResult};
 use diesel::{Connection, PgConnection};
-use uuid::Uuid;
 
 use super::settlement::{Kind, Settlement, delivered, failed};
+use super::sql::log;
 use super::sql::settle::{self, Claim, Delivered, Failed, Written};
 use super::sql::split::{self, Piece, Split};
 use crate::engine::claim::sql::claim::{Batch, Claimant};
@@ -63,8 +63,13 @@ pub(crate) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
             settle::delivered(conn, name, lease, &delivered, status, keeps)
         }
         Kind::Stored => {
-            let stored = each().filter_map(|one| delivered(one, bulkheads));
-            store(conn, settle, &stored.collect::<Vec<Delivered>>())
+            let log = settings
+                .log
+                .ok_or_else(|| Error::QueryBuilderError("this relay has no feeds".into()))?;
+            let delivered: Vec<Delivered> =
+                each().filter_map(|one| delivered(one, bulkheads)).collect();
+            let keeps = settings.ledger_payload.is_kept();
+            log::store(conn, (name, lease), &delivered, keeps, log)
         }
         Kind::Deduplicated => {
             let repeats: Vec<(Claim, i64)> = each().filter_map(Settlement::repeat_of).collect();
@@ -158,41 +163,6 @@ fn release_broken(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryResult<H
         settle::release(conn, name, lease, &claims(&broken))?;
     }
     Ok(broken.iter().map(|one| one.sequence()).collect())
-}
-
-/// Moves messages into their feeds. A feed that has no row yet gets one. Messages for an earlier registration of a member
-/// are released: another claim finds that they are not for this one.
-fn store(
-    conn: &mut PgConnection,
-    settle: &Settle<'_>,
-    messages: &[Delivered],
-) -> QueryResult<Vec<i64>> {
-    let (settings, lease) = (settle.settings, settle.claimant.lease);
-    let (name, keeps) = (&settings.table, settings.ledger_payload.is_kept());
-    let log = settings
-        .log
-        .ok_or_else(|| Error::QueryBuilderError("this relay has no feeds".into()))?;
-    let mut stored = settle::stored(conn, name, lease, messages, keeps, log)?;
-    let is_left = |one: &&Delivered| !stored.contains(&one.claim.sequence);
-    let left: Vec<Delivered> = messages.iter().filter(is_left).cloned().collect();
-    if left.is_empty() {
-        return Ok(stored);
-    }
-    let feeds = left.iter().map(|one| (&*one.destination, one.registration));
-    let feeds: Vec<(&str, Option<Uuid>)> = feeds.collect::<BTreeSet<_>>().into_iter().collect();
-    let mended = log.mend(conn, name, &feeds)?;
-    if mended.may_repeat {
-        stored.extend(settle::stored(conn, name, lease, &left, keeps, log)?);
-    }
-    if !mended.moved.is_empty() {
-        let is_moved = |one: &&Delivered| {
-            let feed = (one.destination.to_string(), one.registration);
-            mended.moved.contains(&feed)
-        };
-        let moved: Vec<Claim> = left.iter().filter(is_moved).map(|one| one.claim).collect();
-        settle::release(conn, name, lease, &moved)?;
-    }
-    Ok(stored)
 }
 
 /// Dead-letters messages, and lets the witness write that down.

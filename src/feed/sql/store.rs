@@ -4,11 +4,12 @@
 
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::sql_types::{Array, Nullable, Text, Uuid as SqlUuid};
-use diesel::{ExpressionMethods, PgConnection, QueryDsl, RunQueryDsl};
+use diesel::{ExpressionMethods, OptionalExtension, PgConnection, QueryDsl, RunQueryDsl};
 use uuid::Uuid;
 
-use crate::engine::settle::sql::log::{Log, Mended};
+use crate::engine::settle::sql::log::Log;
 use crate::name::OutboxName;
+use crate::setup::sql::inspect::has_feeds;
 use crate::sql::statement::statement;
 use crate::sql::table::feed;
 
@@ -65,20 +66,21 @@ impl Log for EventLog {
         conn: &mut PgConnection,
         name: &OutboxName,
         feeds: &[(&str, Option<Uuid>)],
-    ) -> QueryResult<Mended> {
+    ) -> QueryResult<()> {
         let (names, registrations): (Vec<&str>, Vec<Option<Uuid>>) = feeds.iter().copied().unzip();
-        let made = make(conn, name, &names, &registrations)?;
-        let moved = of_others(conn, name, &names, &registrations)?;
-        match moved
-            .iter()
-            .find(|(_, registration)| registration.is_none())
-        {
-            None => Ok(Mended {
-                may_repeat: made > 0,
-                moved,
-            }),
+        make(conn, name, &names, &registrations)?;
+        let of_settings = feeds.iter().filter(|(_, one)| one.is_none());
+        let of_settings: Vec<&str> = of_settings.map(|(name, _)| *name).collect();
+        let taken: Option<String> = feed::table(name.feed())
+            .filter(feed::name.eq_any(of_settings))
+            .filter(feed::registration.is_not_null())
+            .select(feed::name)
+            .first(conn)
+            .optional()?;
+        match taken {
+            None => Ok(()),
             // As the table would refuse it: the settler sets such messages aside, and people are told.
-            Some((feed, _)) => Err(Error::DatabaseError(
+            Some(feed) => Err(Error::DatabaseError(
                 DatabaseErrorKind::CheckViolation,
                 Box::new(format!(
                     "the feed {feed:?} belongs to an endpoint: its row in {} says to which",
@@ -89,32 +91,18 @@ impl Log for EventLog {
     }
 }
 
-/// Those of these feeds whose rows belong to other registrations.
-fn of_others(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    names: &[&str],
-    registrations: &[Option<Uuid>],
-) -> QueryResult<Vec<(String, Option<Uuid>)>> {
-    statement(format!(
-        "SELECT f.name, w.registration FROM {feed} f JOIN unnest($1::text[], $2::uuid[]) w(name, registration) ON w.name = f.name
-          WHERE f.registration IS DISTINCT FROM w.registration ORDER BY f.name",
-        feed = name.feed(),
-    ))
-    .bind::<Array<Text>, _>(names)
-    .bind::<Array<Nullable<SqlUuid>>, _>(registrations)
-    .giving::<(Text, Nullable<SqlUuid>)>()
-    .load(conn)
-}
-
-/// Makes the rows of these feeds of the settings.
+/// Makes the rows of these feeds of the settings. Returns `false` if the outbox has no tables of feeds.
 pub(crate) fn make_configured(
     conn: &mut PgConnection,
     name: &OutboxName,
     feeds: &[String],
-) -> QueryResult<()> {
-    let names: Vec<&str> = feeds.iter().map(String::as_str).collect();
-    make(conn, name, &names, &vec![None; names.len()]).map(drop)
+) -> QueryResult<bool> {
+    let has_tables = has_feeds(conn, name)?;
+    if has_tables {
+        let names: Vec<&str> = feeds.iter().map(String::as_str).collect();
+        make(conn, name, &names, &vec![None; names.len()])?;
+    }
+    Ok(has_tables)
 }
 
 /// Makes the rows of these feeds that have none. Events that are there belong to nobody any more.
@@ -123,7 +111,7 @@ pub(crate) fn make(
     name: &OutboxName,
     names: &[&str],
     registrations: &[Option<Uuid>],
-) -> QueryResult<usize> {
+) -> QueryResult<()> {
     statement(format!(
         "INSERT INTO {feed} (name, registration, base, base_id, base_stored_at)
          SELECT w.name, w.registration, coalesce(e.position, 0), e.message_id, e.stored_at
@@ -136,4 +124,5 @@ pub(crate) fn make(
     .bind::<Array<Text>, _>(names)
     .bind::<Array<Nullable<SqlUuid>>, _>(registrations)
     .execute(conn)
+    .map(drop)
 }
