@@ -953,6 +953,9 @@ BEGIN
             s, t || '_feed_event_' || part, t || '_feed_event', part);
         EXECUTE format('CREATE UNIQUE INDEX %3$I ON %1$I.%2$I (feed, position)',
             s, t || '_feed_event_' || part, t || '_feed_pos_' || part);
+        -- For who removes what a message has said. Ids ascend, as rows do.
+        EXECUTE format('CREATE INDEX ON %1$I.%2$I USING brin (message_id) WITH (autosummarize = on)',
+            s, t || '_feed_event_' || part);
     END LOOP;
 
     -- Tokens of readers, as digests (SHA-256), and how far each has read; written at most once a minute.
@@ -967,22 +970,32 @@ BEGIN
             CONSTRAINT %3$I PRIMARY KEY (feed, token_digest)
         )$sql$, s, t || '_feed_reader', t || '_reader_pkey');
 
-    -- The position of the last event of each of these feeds, and the part for the next ones. Each statement here sees what
-    -- was committed before it, so the result is right for whoever holds the rows of the feeds. A reader must not see what a
-    -- crash can take back: the commit of the caller waits for the disk.
+    -- The position and the time of the last event of each of these feeds, and the part for the next ones. Each statement here
+    -- sees what was committed before it, so the result is right for whoever holds the rows of the feeds. If the open part has
+    -- events of a feed, the last one is there: a part has no events when it is opened, or all of them. A reader must not see what a crash
+    -- can take back: the commit of the caller waits for the disk.
     EXECUTE format($sql$
-        CREATE FUNCTION %1$I.%2$I(names text[]) RETURNS TABLE (feed text, last bigint, part smallint)
+        CREATE FUNCTION %1$I.%2$I(names text[]) RETURNS TABLE (feed text, last bigint, last_stored_at timestamptz, part smallint)
         LANGUAGE plpgsql VOLATILE AS $body$
         #variable_conflict use_column
+        DECLARE
+            open_part pg_catalog.int2 := (SELECT p.part FROM %1$I.%5$I p WHERE p.opened_at IS NOT NULL AND p.closed_at IS NULL);
         BEGIN
             IF pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off' THEN
                 PERFORM pg_catalog.set_config('synchronous_commit', 'on', true);
             END IF;
             RETURN QUERY
-                SELECT f.name, greatest(f.base, (SELECT e.position FROM %1$I.%3$I e WHERE e.feed OPERATOR(pg_catalog.=) f.name
-                           ORDER BY e.position DESC LIMIT 1)),
-                       coalesce((SELECT p.part FROM %1$I.%5$I p WHERE p.opened_at IS NOT NULL AND p.closed_at IS NULL), 0::pg_catalog.int2)
-                  FROM %1$I.%4$I f WHERE f.name OPERATOR(pg_catalog.=) ANY (names);
+                SELECT f.name, greatest(f.base, l.position), greatest(f.base_stored_at, l.stored_at),
+                       coalesce(open_part, 0::pg_catalog.int2)
+                  FROM %1$I.%4$I f LEFT JOIN LATERAL (
+                      (SELECT e.position, e.stored_at FROM %1$I.%3$I e
+                        WHERE e.part OPERATOR(pg_catalog.=) open_part AND e.feed OPERATOR(pg_catalog.=) f.name
+                        ORDER BY e.position DESC LIMIT 1)
+                      UNION ALL
+                      (SELECT e.position, e.stored_at FROM %1$I.%3$I e WHERE e.feed OPERATOR(pg_catalog.=) f.name
+                        ORDER BY e.position DESC LIMIT 1)
+                      LIMIT 1) l ON true
+                 WHERE f.name OPERATOR(pg_catalog.=) ANY (names);
         END
         $body$$sql$, s, t || '_feed_ends', t || '_feed_event', t || '_feed', t || '_feed_part');
 
@@ -1003,12 +1016,21 @@ BEGIN
             SELECT part, opened_at INTO open_part, opened FROM %1$I.%3$I
              WHERE opened_at IS NOT NULL AND closed_at IS NULL FOR UPDATE SKIP LOCKED;
             IF NOT FOUND THEN
-                IF NOT EXISTS (SELECT FROM %1$I.%3$I WHERE opened_at IS NOT NULL AND closed_at IS NULL) THEN
-                    INSERT INTO %1$I.%3$I (part) SELECT generate_series(0, 7) ON CONFLICT DO NOTHING;
-                    UPDATE %1$I.%3$I SET opened_at = clock_timestamp(), closed_at = NULL WHERE part = 0;
-                    UPDATE %1$I.%3$I AS p SET opened_at = clock_timestamp(), closed_at = clock_timestamp()
-                     WHERE opened_at IS NULL AND EXISTS (SELECT FROM %1$I.%5$I e WHERE e.part = p.part);
+                IF EXISTS (SELECT FROM %1$I.%3$I WHERE opened_at IS NOT NULL AND closed_at IS NULL) THEN
+                    RETURN;
                 END IF;
+                INSERT INTO %1$I.%3$I (part) SELECT generate_series(0, 7) ON CONFLICT DO NOTHING;
+                UPDATE %1$I.%3$I SET opened_at = clock_timestamp(), closed_at = NULL
+                 WHERE part = (SELECT p.part FROM %1$I.%3$I p
+                     WHERE NOT EXISTS (SELECT FROM %1$I.%5$I e WHERE e.part = p.part)
+                        OR NOT EXISTS (SELECT FROM %1$I.%5$I e WHERE e.part <> p.part)
+                     ORDER BY p.part LIMIT 1);
+            END IF;
+            -- What was stored while no part was open.
+            UPDATE %1$I.%3$I AS p SET opened_at = clock_timestamp(), closed_at = clock_timestamp()
+             WHERE opened_at IS NULL AND EXISTS (SELECT FROM %1$I.%5$I e WHERE e.part = p.part);
+            -- If all have events, none is open until the oldest is old enough to be emptied.
+            IF open_part IS NULL AND EXISTS (SELECT FROM %1$I.%3$I WHERE opened_at IS NOT NULL AND closed_at IS NULL) THEN
                 RETURN;
             END IF;
             UPDATE %1$I.%3$I SET opened_at = clock_timestamp() WHERE opened_at > clock_timestamp();
@@ -1035,6 +1057,16 @@ BEGIN
                 bytes := bytes - of_part;
                 emptied := emptied + 1;
             END LOOP;
+            IF to_regclass(%9$L) IS NOT NULL THEN
+                EXECUTE 'DELETE FROM %1$I.%6$I WHERE name IN (
+                    SELECT f.name FROM %1$I.%6$I f
+                     WHERE f.registration IS NOT NULL AND NOT EXISTS (SELECT FROM %1$I.%10$I d WHERE d.name = f.name AND d.id = f.registration)
+                       AND NOT EXISTS (SELECT FROM %1$I.%5$I e WHERE e.feed = f.name)
+                       FOR UPDATE SKIP LOCKED)';
+            END IF;
+            IF open_part IS NULL THEN
+                RETURN;
+            END IF;
             IF (opened <= clock_timestamp() - retention / 6
                 OR pg_total_relation_size(format('%%I.%%I', %4$L, %7$L || open_part)) >= most_bytes / 6)
                AND EXISTS (SELECT FROM %1$I.%5$I WHERE part = open_part)
@@ -1047,7 +1079,7 @@ BEGIN
             END IF;
         END
         $body$$sql$, s, t || '_feed_rotate', t || '_feed_part', s, t || '_feed_event', t || '_feed', t || '_feed_event_',
-        format('%I.%I', s, t || '_feed_event'));
+        format('%I.%I', s, t || '_feed_event'), format('%I.%I', s, t || '_endpoint'), t || '_endpoint');
     EXECUTE format('REVOKE ALL ON FUNCTION %1$I.%2$I(interval, bigint) FROM PUBLIC', s, t || '_feed_rotate');
     PERFORM set_config('search_path', path, true);
 END
