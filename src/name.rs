@@ -138,6 +138,10 @@ impl OutboxName {
         self.suffixed("_feed_rotate")
     }
 
+    pub(crate) fn feed_part(&self) -> String {
+        self.suffixed("_feed_part")
+    }
+
     pub(crate) fn feed_ends(&self) -> String {
         self.suffixed("_feed_ends")
     }

@@ -49,10 +49,10 @@ pub use crate::endpoints::sql::subscribers::Freed;
 pub use crate::engine::serves::sql::topics::KnownTopic;
 #[cfg(feature = "http")]
 pub use crate::feed::feeds::as_batch;
-pub use crate::feed::feeds::{FeedAccess, Feeds, FoundPage};
+pub use crate::feed::feeds::{Asked, FeedAccess, Feeds, FoundPage};
 pub use crate::feed::page::{After, Discontinued, FeedEvent, FeedPage};
 pub use crate::feed::sql::read::FeedRow;
-pub use crate::feed::sql::state::{FeedState, ReaderState};
+pub use crate::feed::sql::state::{FeedState, ReaderState, WhichFeeds};
 pub use crate::operate::acts::endpoint::{
     DISABLE, ENABLE, ENDPOINT_ACTS, EndpointAct, EndpointPreview, RECOVER, REMOVE, SENDING_ACTS,
     Sending, SendingAct, SentMessages, kept_for, rotate, send_again, while_disabled,

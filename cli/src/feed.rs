@@ -8,7 +8,8 @@ use diesel::PgConnection;
 use diesel_outbox::ConfigError;
 use diesel_outbox::config::Config;
 use diesel_outbox::program::{
-    self, After, Discontinued, FeedRow, FeedState, Feeds, ReaderState, parse_duration,
+    self, After, Asked, Discontinued, FeedAccess, FeedState, Feeds, ReaderState, WhichFeeds,
+    parse_duration,
 };
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
@@ -66,19 +67,15 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
     let mut conn = connect(&config, "feed", Duration::from_secs(30))?;
     let (conn, feeds) = (&mut conn, Feeds::of(&config.table));
     match action {
-        Action::List { json } => list(&feeds.states(conn)?, *json),
+        Action::List { json } => list(&feeds.states(conn, WhichFeeds::default())?, *json),
         Action::Show { name, json } => {
-            let all = feeds.states(conn)?;
-            let Some(state) = all.iter().find(|one| one.name == *name) else {
-                return missing(name);
-            };
-            show(state, *json)
+            let found = feeds.states(conn, WhichFeeds::named(&[name]))?;
+            found
+                .first()
+                .map_or_else(|| missing(name), |state| show(state, *json))
         }
         Action::Read { name, after, limit } => {
-            let Some(feed) = feeds.get(conn, name)? else {
-                return missing(name);
-            };
-            read(conn, &config, &feed, self::after(after)?, *limit)
+            read(conn, &config, name, self::after(after)?, *limit)
         }
         Action::Token { name, keep, signed } => {
             let keep = parse_duration("--keep", keep)?;
@@ -111,14 +108,18 @@ pub(crate) fn after(text: &str) -> Result<After> {
 fn read(
     conn: &mut PgConnection,
     config: &Config,
-    feed: &FeedRow,
+    feed: &str,
     mut after: After,
     limit: u32,
 ) -> Result<()> {
     let (feeds, mut left) = (Feeds::of(&config.table), limit);
     let mut out = std::io::stdout().lock();
     loop {
-        let page = match feeds.page(conn, feed, after, left.min(PAGE))? {
+        let asked = Asked::now(after, left.min(PAGE));
+        let Some((_, page)) = feeds.read(conn, FeedAccess::All, feed, asked)? else {
+            return missing(feed);
+        };
+        let page = match page {
             Ok(page) => page,
             Err(Discontinued::Expired { first_position }) => bail!(
                 "the events behind this cursor were removed: the first one has the position {first_position} (--after begin)"

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use diesel_outbox::config::Config;
 use diesel_outbox::endpoints::{Endpoint, EndpointKind};
 use diesel_outbox::feed::Cursor;
-use diesel_outbox::program::{self, After, Discontinued, FeedAccess, FeedPage, Feeds, FoundPage};
+use diesel_outbox::program::{
+    self, After, Asked, Discontinued, FeedAccess, FeedPage, FeedRow, Feeds, FoundPage,
+};
 use http::header::{ALLOW, HeaderName, LINK, RETRY_AFTER};
 use http::{Method, StatusCode};
 use serde_json::json;
@@ -73,6 +75,11 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
+    /// What it waits behind.
+    fn place(&self) -> (String, i64) {
+        (self.feed.clone(), self.behind.position())
+    }
+
     /// Who shares places with it: the feeds of a tenant are one party, and each of the other feeds is one.
     fn party(&self) -> (Option<Uuid>, &str) {
         let feed = if self.tenant_id.is_some() {
@@ -90,41 +97,63 @@ pub(crate) enum Answer {
     Later(Waiting),
 }
 
-/// The answer to a request for events. `waited`: the request has waited for what follows this cursor; otherwise it may wait.
-pub(crate) fn answer(
-    site: &FeedSite<'_>,
-    request: &Request,
-    name: &str,
-    waited: Option<Cursor>,
-) -> Answer {
-    match read(site, request, name, waited) {
-        Ok(answer) => answer,
+/// The answer to a request for events.
+pub(crate) fn ask(site: &FeedSite<'_>, request: &Request, name: &str) -> Answer {
+    let page =
+        query(request).and_then(|query| Ok((query, page(site, request, name, query, None)?)));
+    match page {
+        Ok((query, (feed, page))) if page.events.is_empty() && !query.wait.is_zero() => {
+            Answer::Later(Waiting {
+                feed: feed.name,
+                tenant_id: feed.tenant_id,
+                behind: page.next,
+                until: Instant::now() + query.wait,
+            })
+        }
+        Ok((query, (_, page))) => Answer::Now(batch(site.config, &page, query)),
         Err(refused) => Answer::Now(refused),
     }
 }
 
-fn read(
+/// The answer to whoever has waited.
+pub(crate) fn after_wait(site: &FeedSite<'_>, request: &Request, waiting: &Waiting) -> Response {
+    let behind = Some(waiting.behind);
+    let page = query(request).and_then(|query| {
+        let (_, page) = page(site, request, &waiting.feed, query, behind)?;
+        Ok(batch(site.config, &page, query))
+    });
+    page.unwrap_or_else(|refused| refused)
+}
+
+/// The same, after a wait on the caller's thread.
+pub(crate) fn blocking(
+    site: &FeedSite<'_>,
+    request: &Request,
+    waiting: &Waiting,
+    waiters: &Waiters,
+) -> Response {
+    match waiters.block(waiting.clone()) {
+        Ok(()) => after_wait(site, request, waiting),
+        Err(_) => too_many(),
+    }
+}
+
+fn page(
     site: &FeedSite<'_>,
     request: &Request,
     name: &str,
+    Query { after, limit, wait }: Query,
     waited: Option<Cursor>,
-) -> Result<Answer, Response> {
-    if !matches!(request.method, Method::GET | Method::HEAD) {
-        let refused = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD");
-        return Err(Response::from(refused).with_header(ALLOW, "GET, HEAD"));
-    }
-    let query = query(request).map_err(Response::from)?;
-    let (feed, page) = found(site, request, name, query, waited)?;
-    let page = page.map_err(discontinued)?;
-    if page.events.is_empty() && waited.is_none() && !query.wait.is_zero() {
-        return Ok(Answer::Later(Waiting {
-            feed: feed.name,
-            tenant_id: feed.tenant_id,
-            behind: page.next,
-            until: Instant::now() + query.wait,
-        }));
-    }
-    Ok(Answer::Now(batch(site.config, &page, query)))
+) -> Result<(FeedRow, FeedPage), Response> {
+    let waits = waited.is_none() && !wait.is_zero();
+    let asked = Asked {
+        after,
+        limit,
+        waits,
+        waited,
+    };
+    let (feed, page) = found(site, request, name, asked)?;
+    Ok((feed, page.map_err(discontinued)?))
 }
 
 /// Too many wait.
@@ -181,15 +210,14 @@ fn found(
     site: &FeedSite<'_>,
     request: &Request,
     name: &str,
-    Query { after, limit, .. }: Query,
-    waited: Option<Cursor>,
+    asked: Asked,
 ) -> Result<FoundPage, Response> {
     let feeds = Feeds::of(&site.config.table);
     // The readers of one feed leave connections to those of others.
     let read = |access| {
-        let found = site.feeds.within(None, name, |conn, _| {
-            feeds.read(conn, access, name, after, waited, limit)
-        });
+        let found = site
+            .feeds
+            .within(None, name, |conn, _| feeds.read(conn, access, name, asked));
         found.map_err(away)
     };
     let refused = || {
@@ -223,7 +251,15 @@ fn found(
     read(FeedAccess::All)?.ok_or_else(refused)
 }
 
-fn query(request: &Request) -> Result<Query, Problem> {
+fn query(request: &Request) -> Result<Query, Response> {
+    if !matches!(request.method, Method::GET | Method::HEAD) {
+        let refused = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD");
+        return Err(Response::from(refused).with_header(ALLOW, "GET, HEAD"));
+    }
+    Ok(asked(request)?)
+}
+
+fn asked(request: &Request) -> Result<Query, Problem> {
     let wrong =
         |name: &'static str, why: String| Problem::new(StatusCode::BAD_REQUEST, why).of_field(name);
     if let Some(unknown) = (request.query.names()).find(|name| !PARAMETERS.contains(name)) {

@@ -216,10 +216,10 @@ impl Pages {
     ) -> http::Response<Vec<u8>> {
         match self.reply(request, visitor) {
             Reply::Now(response) => response,
-            Reply::Later(later) => match self.site.waiters.block(later.waiting.clone()) {
-                Ok(()) => self.finish(&later),
-                Err(_) => feeds::too_many().into(),
-            },
+            Reply::Later(Later { request, waiting }) => {
+                let (site, waiters) = (self.site.feeds(), &self.site.waiters);
+                feeds::blocking(&site, &request, &waiting, waiters).into()
+            }
         }
     }
 
@@ -232,8 +232,7 @@ impl Pages {
             Ok(request) => request,
             Err(refused) => return Reply::Now(self.with_base(api::refused(&path, refused))),
         };
-        match feed_of(&request).map(|name| feeds::answer(&self.site.feeds(), &request, &name, None))
-        {
+        match feed_of(&request).map(|name| feeds::ask(&self.site.feeds(), &request, &name)) {
             None => Reply::Now(self.with_base(self.site.answer(&request))),
             Some(feeds::Answer::Now(response)) => Reply::Now(response.into()),
             Some(feeds::Answer::Later(waiting)) => Reply::Later(Later { request, waiting }),
@@ -254,11 +253,7 @@ impl Pages {
     /// The response to whoever has waited.
     #[doc(hidden)]
     pub fn finish(&self, later: &Later) -> http::Response<Vec<u8>> {
-        let feeds::Waiting { feed, behind, .. } = &later.waiting;
-        match feeds::answer(&self.site.feeds(), &later.request, feed, Some(*behind)) {
-            feeds::Answer::Now(response) => response.into(),
-            feeds::Answer::Later(_) => feeds::too_many().into(),
-        }
+        feeds::after_wait(&self.site.feeds(), &later.request, &later.waiting).into()
     }
 
     fn with_base(&self, response: Response) -> http::Response<Vec<u8>> {
@@ -294,9 +289,9 @@ fn feed_of(request: &Request) -> Option<String> {
 
 fn waiters(config: &Config, feeds: &Arc<Database>) -> feeds::Waiters {
     let (feeds, table) = (Arc::clone(feeds), config.table.clone());
-    feeds::Waiters::new(config.feed_waiters, move |names| {
+    feeds::Waiters::new(config.feed_waiters, move |waiting| {
         let of = program::Feeds::of(&table);
-        let found = feeds.run(|conn, _| of.last_positions(conn, names));
+        let found = feeds.run(|conn, _| of.changed(conn, waiting));
         found.map(|found| found.into_iter().collect())
     })
 }

@@ -30,6 +30,31 @@ pub enum FeedAccess<'a> {
     All,
 }
 
+/// What a request asks of a feed.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked {
+    /// Where its page begins.
+    pub after: After,
+    /// The most events.
+    pub limit: u32,
+    /// Whether it waits, if there are none.
+    pub waits: bool,
+    /// It has waited for what follows this cursor: not the end of now, but that of then.
+    pub waited: Option<Cursor>,
+}
+
+impl Asked {
+    /// At most so many events, at once.
+    pub fn now(after: After, limit: u32) -> Self {
+        Self {
+            after,
+            limit,
+            waits: false,
+            waited: None,
+        }
+    }
+}
+
 /// A feed, and what it has behind a cursor.
 pub type FoundPage = (FeedRow, Result<FeedPage, Discontinued>);
 
@@ -60,65 +85,11 @@ impl<'a> Feeds<'a> {
         })
     }
 
-    /// At most `limit` events of the feed.
+    /// These of the feeds, and how far they are read.
     ///
     /// # Errors
     /// If the database fails.
-    pub fn page(
-        self,
-        conn: &mut PgConnection,
-        feed: &FeedRow,
-        after: After,
-        limit: u32,
-    ) -> Result<Result<FeedPage, Discontinued>, DatabaseError> {
-        pinned(conn, self.name, |conn, name| {
-            Ok(page::page((conn, name), feed, after, limit.into())?)
-        })
-    }
-
-    /// All feeds, and how far they are read.
-    ///
-    /// # Errors
-    /// If the database fails.
-    pub fn states(self, conn: &mut PgConnection) -> Result<Vec<FeedState>, DatabaseError> {
-        self.states_of(conn, WhichFeeds::default())
-    }
-
-    /// The same of the feeds with these names.
-    ///
-    /// # Errors
-    /// If the database fails.
-    pub fn named(
-        self,
-        conn: &mut PgConnection,
-        names: &[&str],
-    ) -> Result<Vec<FeedState>, DatabaseError> {
-        let which = WhichFeeds {
-            names: Some(names),
-            ..WhichFeeds::default()
-        };
-        self.states_of(conn, which)
-    }
-
-    /// At most so many of all, behind this name.
-    ///
-    /// # Errors
-    /// If the database fails.
-    pub fn list(
-        self,
-        conn: &mut PgConnection,
-        after: Option<&str>,
-        most: usize,
-    ) -> Result<Vec<FeedState>, DatabaseError> {
-        let which = WhichFeeds {
-            after,
-            most: i64::try_from(most).ok(),
-            ..WhichFeeds::default()
-        };
-        self.states_of(conn, which)
-    }
-
-    fn states_of(
+    pub fn states(
         self,
         conn: &mut PgConnection,
         which: WhichFeeds<'_>,
@@ -129,9 +100,8 @@ impl<'a> Feeds<'a> {
         })
     }
 
-    /// At most `limit` events of the feed of this name, and the feed; `None`: there is none that `access` may read. Notes how
-    /// far a reader with a token is: whoever asks for what follows a cursor has all before it. `waited`: what was asked for is
-    /// noted, and has become what follows this cursor.
+    /// Events of the feed of this name, and the feed; `None`: there is none that `access` may read. Notes how far a reader
+    /// with a token is: whoever asks for what follows a cursor has all before it.
     ///
     /// # Errors
     /// If the database fails.
@@ -140,9 +110,7 @@ impl<'a> Feeds<'a> {
         conn: &mut PgConnection,
         access: FeedAccess<'_>,
         feed: &str,
-        after: After,
-        waited: Option<Cursor>,
-        limit: u32,
+        asked: Asked,
     ) -> Result<Option<FoundPage>, DatabaseError> {
         pinned(conn, self.name, |conn, name| {
             if !has_feeds(conn, name)? {
@@ -160,30 +128,32 @@ impl<'a> Feeds<'a> {
             if !may_read {
                 return Ok(None);
             }
-            let from = waited.map_or(after, After::Cursor);
-            let page = page::page((&mut *conn, name), &found, from, limit.into())?;
-            if let (FeedAccess::Token(given), After::Cursor(cursor), None, Ok(page)) =
-                (access, after, waited, &page)
+            let from = asked.waited.map_or(asked.after, After::Cursor);
+            let page = page::page((&mut *conn, name), &found, from, asked.limit.into())?;
+            if let (FeedAccess::Token(given), After::Cursor(cursor), Ok(page)) =
+                (access, asked.after, &page)
             {
-                // The last thing that a reader asks for before it stops.
-                let has_all = page.events.is_empty();
-                token::note(conn, name, (feed, given), cursor.position(), has_all)?;
+                // The last answer of a reader that stops.
+                let has_all = page.events.is_empty() && !asked.waits;
+                if has_all || asked.waited.is_none() {
+                    token::note(conn, name, (feed, given), cursor.position(), has_all)?;
+                }
             }
             Ok(Some((found, page)))
         })
     }
 
-    /// The position of the last event of each of these feeds.
+    /// Those of these feeds that have events behind these positions, or are gone.
     ///
     /// # Errors
     /// If the database fails.
-    pub fn last_positions(
+    pub fn changed(
         self,
         conn: &mut PgConnection,
-        feeds: &[&str],
+        waiting: &[(&str, i64)],
     ) -> Result<Vec<(String, i64)>, DatabaseError> {
         pinned(conn, self.name, |conn, name| {
-            Ok(read::last_positions(conn, name, feeds)?)
+            Ok(read::changed(conn, name, waiting)?)
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Readers who wait for events. They hold no connection: one thread asks for all of them, with one query.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,8 +17,9 @@ const AFTER_FAILURE: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(30);
 
 type Wake = Box<dyn FnOnce() + Send>;
-/// The position of the last event of each of these feeds.
-type Ask = dyn Fn(&[&str]) -> anyhow::Result<HashMap<String, i64>> + Send + Sync;
+/// Those of these feeds that have events behind these positions, or are gone.
+type Ask = dyn Fn(&[(&str, i64)]) -> anyhow::Result<Changed> + Send + Sync;
+type Changed = HashSet<(String, i64)>;
 
 /// Those who wait.
 pub(crate) struct Waiters {
@@ -35,9 +36,18 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    waiting: Vec<(Waiting, Wake)>,
+    waiting: Vec<Place>,
+    /// Of the next place.
+    number: u64,
     has_thread: bool,
     has_ended: bool,
+}
+
+/// Somebody who waits.
+struct Place {
+    number: u64,
+    waiting: Waiting,
+    wake: Wake,
 }
 
 /// Nobody else may wait.
@@ -48,7 +58,7 @@ impl Waiters {
     /// At most so many.
     pub(crate) fn new(
         most: usize,
-        ask: impl Fn(&[&str]) -> anyhow::Result<HashMap<String, i64>> + Send + Sync + 'static,
+        ask: impl Fn(&[(&str, i64)]) -> anyhow::Result<Changed> + Send + Sync + 'static,
     ) -> Self {
         let shared = Arc::new(Shared {
             ask: Box::new(ask),
@@ -60,12 +70,12 @@ impl Waiters {
 
     /// Calls `wake` once: when the feed has an event behind the position, when the time has passed, or when the pages end.
     /// If all places are taken, a reader of the party that has the most gives way, unless that is the newcomer's: no tenant
-    /// keeps the others out.
+    /// keeps the others out. Returns the number of the place.
     pub(crate) fn wait(
         &self,
         waiting: Waiting,
         wake: impl FnOnce() + Send + 'static,
-    ) -> Result<(), TooMany> {
+    ) -> Result<u64, TooMany> {
         let mut state = self.shared.lock();
         let is_full = state.waiting.len() >= self.most;
         let gives_way = is_full.then(|| state.gives_way_to(&waiting).ok_or(TooMany));
@@ -82,13 +92,19 @@ impl Waiters {
             }
         }
         let gone = gives_way.map(|at| state.waiting.swap_remove(at));
-        state.waiting.push((waiting, Box::new(wake)));
+        state.number += 1;
+        let number = state.number;
+        state.waiting.push(Place {
+            number,
+            waiting,
+            wake: Box::new(wake),
+        });
         self.shared.came.notify_one();
         drop(state);
-        if let Some((_, wake)) = gone {
-            wake();
+        if let Some(one) = gone {
+            (one.wake)();
         }
-        Ok(())
+        Ok(number)
     }
 
     /// Waits on the caller's thread, until the time has passed at the latest: the thread may wait for the database then.
@@ -96,8 +112,11 @@ impl Waiters {
         let longest = waiting.until.saturating_duration_since(Instant::now());
         let (woken, wakes) = std::sync::mpsc::sync_channel(1);
         // Whoever has not waited for this is gone.
-        self.wait(waiting, move || _ = woken.send(()))?;
-        let _ = wakes.recv_timeout(longest);
+        let number = self.wait(waiting, move || _ = woken.send(()))?;
+        if wakes.recv_timeout(longest).is_err() {
+            let mut state = self.shared.lock();
+            state.waiting.retain(|one| one.number != number);
+        }
         Ok(())
     }
 }
@@ -106,13 +125,14 @@ impl State {
     /// Who of the party with the most waits leaves its place to this one: the one whose time ends first.
     fn gives_way_to(&self, newcomer: &Waiting) -> Option<usize> {
         let mut counts: HashMap<(Option<Uuid>, &str), usize> = HashMap::new();
-        for (one, _) in &self.waiting {
-            *counts.entry(one.party()).or_default() += 1;
+        for one in &self.waiting {
+            *counts.entry(one.waiting.party()).or_default() += 1;
         }
         let own = counts.get(&newcomer.party()).copied().unwrap_or(0);
         let (party, most) = counts.into_iter().max_by_key(|(_, count)| *count)?;
-        let its = (self.waiting.iter().enumerate()).filter(|(_, (one, _))| one.party() == party);
-        let first = its.min_by_key(|(_, (one, _))| one.until)?;
+        let all = self.waiting.iter().map(|one| &one.waiting).enumerate();
+        let its = all.filter(|(_, one)| one.party() == party);
+        let first = its.min_by_key(|(_, one)| one.until)?;
         (most > own + 1).then_some(first.0)
     }
 }
@@ -142,7 +162,7 @@ impl Shared {
         state.has_thread = false;
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
-        waiting.into_iter().for_each(|(_, wake)| wake());
+        waiting.into_iter().for_each(|one| (one.wake)());
     }
 
     fn run(&self) {
@@ -160,19 +180,17 @@ impl Shared {
                 .came
                 .wait_timeout_while(state, interval, |state| !state.has_ended);
             let state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            let mut feeds: Vec<String> = state
-                .waiting
-                .iter()
-                .map(|(one, _)| one.feed.clone())
+            let all: Changed = (state.waiting.iter())
+                .map(|one| one.waiting.place())
                 .collect();
             drop(state);
-            feeds.sort_unstable();
-            feeds.dedup();
-            let names: Vec<&str> = feeds.iter().map(String::as_str).collect();
-            let last = match (self.ask)(&names) {
-                Ok(last) => {
+            let asked: Vec<(&str, i64)> = (all.iter())
+                .map(|(feed, position)| (feed.as_str(), *position))
+                .collect();
+            let changed = match (self.ask)(&asked) {
+                Ok(changed) => {
                     interval = INTERVAL;
-                    Some(last)
+                    changed
                 }
                 Err(error) => {
                     // Once, until the database answers again.
@@ -180,27 +198,22 @@ impl Shared {
                         log::warn!(event = "pages_failed", error:% = format!("{error:#}"); "readers of feeds wait longer: {error:#}");
                     }
                     interval = AFTER_FAILURE;
-                    None
+                    Changed::new()
                 }
             };
-            self.wake(last.as_ref());
+            self.wake(&changed);
         }
     }
 
-    fn wake(&self, last: Option<&HashMap<String, i64>>) {
+    fn wake(&self, changed: &Changed) {
         let now = Instant::now();
-        let is_due = |waiting: &Waiting| {
-            // A feed that was removed is no longer among them.
-            let has_changed = last
-                .is_some_and(|last| last.get(&waiting.feed) != Some(&waiting.behind.position()));
-            has_changed || now >= waiting.until
-        };
+        let is_due = |one: &Waiting| now >= one.until || changed.contains(&one.place());
         let mut state = self.lock();
         let all = std::mem::take(&mut state.waiting);
-        let (due, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|(one, _)| is_due(one));
+        let (due, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| is_due(&one.waiting));
         state.waiting = rest;
         drop(state);
-        due.into_iter().for_each(|(_, wake)| wake());
+        due.into_iter().for_each(|one| (one.wake)());
     }
 }
 
@@ -230,7 +243,7 @@ mod tests {
         let panics = AtomicBool::new(true);
         let waiters = Waiters::new(1, move |_| {
             assert!(!panics.swap(false, Ordering::SeqCst), "the pool is broken");
-            Ok(HashMap::from([("acme".to_owned(), 1)]))
+            Ok(Changed::from([("acme".to_owned(), 0)]))
         });
         let began = Instant::now();
         for _ in 0..2 {
@@ -242,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_tenant_with_many_readers_leaves_places_to_others() {
-        let waiters = Waiters::new(4, |_| Ok(HashMap::new()));
+        let waiters = Waiters::new(4, |_| Ok(Changed::new()));
         let (woken, wakes) = std::sync::mpsc::channel();
         let wait = |name: &'static str, feed: &str, tenant_id, seconds| {
             let woken = woken.clone();
@@ -271,10 +284,13 @@ mod tests {
         let waiters = Waiters::new(1, move |_| {
             // Until the test ends.
             let _ = hangs.recv();
-            Ok(HashMap::new())
+            Ok(Changed::new())
         });
-        let waited = waiters.block(waiting(Duration::from_millis(300)));
-        waited.expect("only one waits");
+        // Nor does it take the place of the next one.
+        for _ in 0..2 {
+            let waited = waiters.block(waiting(Duration::from_millis(300)));
+            waited.expect("only one waits");
+        }
         drop(hung);
     }
 }

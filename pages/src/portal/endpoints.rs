@@ -9,7 +9,7 @@ use diesel_outbox::endpoints::{
     EndpointKind, EndpointState, Hand, TestAnswer,
 };
 use diesel_outbox::program::{
-    Act, Cost, DISABLE, ENABLE, Feeds, RECOVER, REMOVE, check_pause_reason, kept_for,
+    Act, Cost, DISABLE, ENABLE, Feeds, RECOVER, REMOVE, WhichFeeds, check_pause_reason, kept_for,
 };
 use http::StatusCode;
 use maud::{Markup, html};
@@ -209,7 +209,9 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
             return Ok(None);
         };
         let feed = match is_feed(&found) {
-            true => Feeds::of(table).named(conn, &[name])?.pop(),
+            true => Feeds::of(table)
+                .states(conn, WhichFeeds::named(&[name]))?
+                .pop(),
             false => None,
         };
         let counts = own.delivery_counts(conn, name, WINDOW, WINDOWS)?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use diesel_outbox::endpoints::Endpoint;
-use diesel_outbox::program::{self, Act, Cost, FeedState, Feeds};
+use diesel_outbox::program::{self, Act, Cost, FeedState, Feeds, WhichFeeds};
 use http::StatusCode;
 use maud::{Markup, html};
 use secrecy::{ExposeSecret, SecretString};
@@ -31,7 +31,9 @@ pub(super) fn label(one: &Endpoint) -> String {
 pub(super) fn get(own: Own<'_>, name: &str) -> Result<FeedState, Refusal> {
     let table = &own.portal.config.table;
     let found = own.read(|conn, own| match own.get(conn, name)? {
-        Some(one) if is_feed(&one) => Ok(Feeds::of(table).named(conn, &[name])?.pop()),
+        Some(one) if is_feed(&one) => Ok(Feeds::of(table)
+            .states(conn, WhichFeeds::named(&[name]))?
+            .pop()),
         _ => Ok(None),
     })?;
     found.ok_or(Refusal::NotFound)
@@ -120,17 +122,9 @@ impl Portal {
             Err(_) => {}
         }
         let site = self.feeds();
-        let waiting = match feeds::answer(&site, &request, name, None) {
-            Answer::Now(response) => return response,
-            Answer::Later(waiting) => waiting,
-        };
-        let behind = waiting.behind;
-        if self.waiters.block(waiting).is_err() {
-            return feeds::too_many();
-        }
-        match feeds::answer(&site, &request, name, Some(behind)) {
+        match feeds::ask(&site, &request, name) {
             Answer::Now(response) => response,
-            Answer::Later(_) => feeds::too_many(),
+            Answer::Later(waiting) => feeds::blocking(&site, &request, &waiting, &self.waiters),
         }
     }
 }

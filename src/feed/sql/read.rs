@@ -56,31 +56,22 @@ fn feed_row((name, registration, tenant_id, base): FeedValues) -> FeedRow {
 }
 
 /// The feed of this name, if it can be read.
+///
+/// Text: a table made of two, as [`all_feeds`] says.
 pub(crate) fn feed(
     conn: &mut PgConnection,
     name: &OutboxName,
     feed: &str,
 ) -> QueryResult<Option<FeedRow>> {
-    Ok(feeds(conn, name, Some(feed))?.pop())
-}
-
-/// All feeds that can be read, or the one of this name.
-///
-/// Text: a table made of two, as [`all_feeds`] says.
-pub(crate) fn feeds(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    only: Option<&str>,
-) -> QueryResult<Vec<FeedRow>> {
-    let rows: Vec<FeedValues> = statement(format!(
-        "SELECT name, registration, tenant_id, base, base_id, base_stored_at FROM {feed} f
-          WHERE $1 IS NULL OR name = $1 ORDER BY name",
+    let row: Option<FeedValues> = statement(format!(
+        "SELECT name, registration, tenant_id, base, base_id, base_stored_at FROM {feed} f WHERE name = $1",
         feed = all_feeds(name),
     ))
-    .bind::<Nullable<Text>, _>(only)
+    .bind::<Text, _>(feed)
     .giving::<FeedSql>()
-    .load(conn)?;
-    Ok(rows.into_iter().map(feed_row).collect())
+    .get_result(conn)
+    .optional()?;
+    Ok(row.map(feed_row))
 }
 
 /// The cursor of the last event, or of the last emptied one: both as they are now, because events may have been emptied
@@ -158,7 +149,7 @@ struct EventRow {
 /// The events from this position on, at most so many, and so many as fill a page. None if the feed has another registration
 /// by now: its events are not for the readers of this one.
 ///
-/// Text: a sum over the rows before.
+/// Text: sums over the rows before: first of what the server stores, so that it reads no large payloads for nothing.
 pub(crate) fn events(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -171,7 +162,10 @@ pub(crate) fn events(
                 occurred_at, stored_at
            FROM (SELECT *, sum(bytes) OVER (ORDER BY position) - bytes AS before
                    FROM (SELECT *, coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) AS bytes
-                           FROM {event} WHERE feed = $1 AND position >= $2 ORDER BY position LIMIT $3) e) e
+                           FROM (SELECT *, sum(stored) OVER (ORDER BY position) - stored AS stored_before
+                                   FROM (SELECT *, coalesce(pg_column_size(payload), 0) + coalesce(pg_column_size(headers), 0) AS stored
+                                           FROM {event} WHERE feed = $1 AND position >= $2 ORDER BY position LIMIT $3) e) e
+                          WHERE stored_before < $4) e) e
           WHERE before < $4
             AND EXISTS (SELECT FROM {feed} f WHERE f.name = $1 AND f.registration IS NOT DISTINCT FROM $5)
           ORDER BY position",
@@ -213,21 +207,32 @@ pub(crate) fn events(
     Ok(rows.into_iter().map(event).collect())
 }
 
-/// The last position of each of these feeds that can be read: one query for all that wait.
+/// Those of these feeds that have an event behind the position, or that nobody can read any more: one query for all that wait.
+/// Looks only into the parts that were opened last, which have what came in a minute.
 ///
-/// Text: a subquery for each element of an array.
-pub(crate) fn last_positions(
+/// Text: pairs of two arrays.
+pub(crate) fn changed(
     conn: &mut PgConnection,
     name: &OutboxName,
-    feeds: &[&str],
+    waiting: &[(&str, i64)],
 ) -> QueryResult<Vec<(String, i64)>> {
+    let (feeds, positions): (Vec<&str>, Vec<i64>) = waiting.iter().copied().unzip();
     statement(format!(
-        "SELECT f.name, greatest(f.base, (SELECT e.position FROM {event} e WHERE e.feed = f.name ORDER BY e.position DESC LIMIT 1))
-           FROM {feed} f WHERE f.name = ANY($1)",
+        "SELECT w.feed, w.position
+           FROM unnest($1::text[], $2::bigint[]) w(feed, position)
+           LEFT JOIN (SELECT name FROM {feed} f WHERE name = ANY($1)) f ON f.name = w.feed
+          WHERE f.name IS NULL
+             OR EXISTS (SELECT FROM {event} e WHERE e.feed = w.feed AND e.position > w.position
+                    AND e.part IN (0, ({opened} LIMIT 1), ({opened} OFFSET 1 LIMIT 1)))",
         event = name.feed_event(),
         feed = all_feeds(name),
+        opened = format_args!(
+            "SELECT part FROM {} WHERE opened_at IS NOT NULL ORDER BY opened_at DESC",
+            name.feed_part()
+        ),
     ))
     .bind::<Array<Text>, _>(feeds)
+    .bind::<Array<BigInt>, _>(positions)
     .giving::<(Text, BigInt)>()
     .load(conn)
 }

@@ -32,7 +32,7 @@ pub struct FeedState {
     pub read_to: i64,
     /// The time since the first event that nobody has read was stored. `None`: all are read.
     pub lag: Option<Duration>,
-    /// Those with tokens that are valid, newest token first.
+    /// Those with tokens, newest token first; also with tokens that have ended since the last one was made.
     pub readers: Vec<ReaderState>,
 }
 
@@ -70,15 +70,25 @@ type ReaderRow = (
     Option<PgTimestamp>,
 );
 
-/// Which feeds are meant.
+/// Which feeds are meant. By default, all.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct WhichFeeds<'a> {
-    /// `None`: all.
-    pub(crate) names: Option<&'a [&'a str]>,
+pub struct WhichFeeds<'a> {
+    /// Those with these names.
+    pub names: Option<&'a [&'a str]>,
     /// Only those whose names come after this one.
-    pub(crate) after: Option<&'a str>,
+    pub after: Option<&'a str>,
     /// At most so many.
-    pub(crate) most: Option<i64>,
+    pub most: Option<u32>,
+}
+
+impl<'a> WhichFeeds<'a> {
+    /// Those with these names.
+    pub fn named(names: &'a [&'a str]) -> Self {
+        Self {
+            names: Some(names),
+            ..Self::default()
+        }
+    }
 }
 
 /// These of the feeds that can be read, by name.
@@ -106,7 +116,7 @@ pub(crate) fn states(
     ))
     .bind::<Nullable<Array<Text>>, _>(which.names)
     .bind::<Nullable<Text>, _>(which.after)
-    .bind::<Nullable<BigInt>, _>(which.most)
+    .bind::<Nullable<BigInt>, _>(which.most.map(i64::from))
     .giving::<(Text, Nullable<SqlUuid>, diesel::sql_types::Bool, BigInt, BigInt, BigInt, Nullable<Double>)>()
     .load(conn)?;
     let found: Vec<&str> = rows.iter().map(|row| row.0.as_str()).collect();

@@ -79,7 +79,7 @@ pub(crate) fn is_valid(
 }
 
 /// Notes how far the reader of this feed with this token is. It is there: it has asked for what follows this position. Within
-/// a minute it is noted once, and once more whenever the reader has all events (`has_all`).
+/// a minute it is noted once, and once more if the reader has all events (`has_all`).
 ///
 /// Text: a condition on the age of a value that may be absent.
 pub(crate) fn note(

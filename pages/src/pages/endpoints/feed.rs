@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use diesel_outbox::admin::Note;
 use diesel_outbox::endpoints::Endpoint;
-use diesel_outbox::program::{self, FeedState, Feeds, ReaderState};
+use diesel_outbox::program::{self, FeedState, Feeds, ReaderState, WhichFeeds};
 use http::StatusCode;
 use maud::{Markup, html};
 use secrecy::{ExposeSecret, SecretString};
@@ -30,7 +30,7 @@ pub(super) fn of(
         return Ok(HashMap::new());
     }
     let found = visit.run(&visit.site.searches, |conn, outbox| {
-        Feeds::of(outbox).named(conn, &names)
+        Feeds::of(outbox).states(conn, WhichFeeds::named(&names))
     })?;
     Ok(found
         .into_iter()
@@ -45,7 +45,12 @@ pub(in crate::pages) fn list(
     limit: usize,
 ) -> Result<(Vec<FeedState>, Option<String>), Refusal> {
     let mut found = visit.run(&visit.site.searches, |conn, outbox| {
-        Feeds::of(outbox).list(conn, after, limit + 1)
+        let which = WhichFeeds {
+            after,
+            most: u32::try_from(limit + 1).ok(),
+            ..WhichFeeds::default()
+        };
+        Feeds::of(outbox).states(conn, which)
     })?;
     let next = next_page(&mut found, limit, |last| last.name.clone());
     Ok((found, next))
@@ -54,7 +59,7 @@ pub(in crate::pages) fn list(
 /// The feed of this name, also one of the settings.
 pub(in crate::pages) fn get(visit: &Visit<'_>, name: &str) -> Result<FeedState, Refusal> {
     let found = visit.run(&visit.site.searches, |conn, outbox| {
-        Feeds::of(outbox).named(conn, &[name])
+        Feeds::of(outbox).states(conn, WhichFeeds::named(&[name]))
     })?;
     let found = found.into_iter().next();
     found.ok_or_else(|| Refusal::Missing(format!("There is no feed {name:?}.")))
