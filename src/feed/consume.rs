@@ -219,17 +219,14 @@ where
 /// The events of each transaction, and where the consumer is after it. A page without events moves the position, too: from
 /// `end` to a cursor.
 fn parts(page: &Page, most: usize) -> Result<Vec<(&[CloudEvent<'static>], After)>, ReadError> {
-    let mut parts = Vec::new();
-    for events in page.events.chunks(most) {
+    if page.events.is_empty() {
+        return Ok(vec![(&[], After::Cursor(page.next))]);
+    }
+    let parts = page.events.chunks(most).map(|events| {
         let next = events.last().map_or(Ok(page.next), cursor_of)?;
-        parts.push((events, After::Cursor(next)));
-    }
-    // The cursor of the page knows more of its last event.
-    match parts.last_mut() {
-        Some((_, next)) => *next = After::Cursor(page.next),
-        None => parts.push((&[], After::Cursor(page.next))),
-    }
-    Ok(parts)
+        Ok((events, After::Cursor(next)))
+    });
+    parts.collect()
 }
 
 /// Works in the transaction that moves the position from `at` to `next`.

@@ -34,7 +34,8 @@ pub struct Cursor {
 pub(crate) struct Mark {
     pub(crate) id: Uuid,
     /// In PostgreSQL's microseconds (since 2000). A standby that lacks the last commits may store the same event once
-    /// more at the same position, behind other ones. `None`: unknown, as that of an event whose cursor no page has given.
+    /// more at the same position, behind other ones. `None`: unknown, in a cursor that somebody has made of what else an event
+    /// shows.
     pub(crate) stored_at: Option<i64>,
 }
 

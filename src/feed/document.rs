@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 
+use diesel::pg::data_types::PgTimestamp;
+
 use super::event::FeedEvent;
 use crate::config::Config;
 use crate::http::EventEnvelope;
 use crate::message::{Message, Sequence};
+use crate::schema::values::system_time;
 
-/// The events as `application/cloudevents-batch+json`: as structured mode writes them, with the extension `position`, a
-/// text, because integers of CloudEvents have 32 bits. An event whose content was expunged has no data, and the extension
-/// `expunged`.
+/// The events as `application/cloudevents-batch+json`: as structured mode writes them, with the extensions `position`, a
+/// text, because integers of CloudEvents have 32 bits, and `storedat`. An event whose content was expunged has no data, and
+/// the extension `expunged`.
 pub(crate) fn batch(config: &Config, events: &[FeedEvent]) -> String {
     let source =
         (config.source.clone()).unwrap_or_else(|| format!("diesel-outbox/{}", config.table));
@@ -30,7 +33,7 @@ pub(crate) fn batch(config: &Config, events: &[FeedEvent]) -> String {
         let written = envelope.write_stored(
             &mut text,
             &message,
-            event.position,
+            (event.position, system_time(PgTimestamp(event.stored_at))),
             event.payload.as_deref(),
         );
         if let Err(bad) = written {
@@ -78,7 +81,7 @@ mod tests {
             "specversion": "1.0", "datacontenttype": "application/json", "source": "diesel-outbox/outbox",
             "id": Uuid::nil().to_string(), "time": "1970-01-01T00:00:01.000000Z", "sequence": "42",
             "type": "order.paid", "partitionkey": "order-7", "subject": "a \"b\"", "traceparent": "00-1",
-            "position": "2", "expunged": true,
+            "position": "2", "storedat": "2000-01-01T00:00:00.000000Z", "expunged": true,
         });
         assert_eq!(batch[1], expected);
         assert_eq!(batch[0]["data"]["n"], 100.0);
@@ -106,6 +109,7 @@ mod tests {
         for bad in [
             r#"{"ce-id": "forged"}"#,
             r#"{"ce-position": "1"}"#,
+            r#"{"ce-storedat": "2026-11-30T00:00:00Z"}"#,
             r#"{"ce-expunged": "true"}"#,
             r#"{"ce-subject": 1}"#,
             "[]",

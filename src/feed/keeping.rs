@@ -47,13 +47,14 @@ impl Chore for FeedCleaning {
         if self.next.is_none_or(|at| now < at) {
             return Ok(());
         }
-        if !self.unmade.is_empty() {
-            // Readers may come before the first message.
-            session.run(|conn, name| store::make_configured(conn, name, &self.unmade))?;
+        // Readers may come before the first message.
+        if !self.unmade.is_empty()
+            && session.run(|conn, name| store::make_configured(conn, name, &self.unmade))?
+        {
             self.unmade.clear();
         }
         if !self.cleans {
-            self.next = None;
+            self.next = (!self.unmade.is_empty()).then(|| now + CLEAN_INTERVAL);
             return Ok(());
         }
         let turned = session

@@ -13,6 +13,7 @@ use crate::config::{ConfigError, Roots};
 use crate::http::{PageAnswer, PageClient, PageLost};
 use crate::log;
 use crate::receive::{CloudEvent, Headers, events};
+use crate::schema::values::{as_micros, from_micros};
 
 /// The cursor of the next request.
 const NEXT: &str = "outbox-feed-next";
@@ -131,7 +132,7 @@ pub enum ReadError {
         /// What the server says about it.
         detail: String,
     },
-    /// The server has not answered for [`retry_for`](Reader::retry_for).
+    /// The server has not answered for [`retry_for`](Reader::retry_for), or asks to come back later than that.
     #[error("the feed cannot be read: {reason}")]
     Unavailable {
         /// The last failure.
@@ -446,12 +447,12 @@ fn page(after: After, answer: &PageAnswer) -> Result<Page, ReadError> {
     Ok(Page { events, next })
 }
 
-/// The cursor of an event of a feed, as far as the event shows it.
+/// The cursor of an event of a feed.
 pub(super) fn cursor_of(event: &CloudEvent<'_>) -> Result<Cursor, ReadError> {
     let position = event.position();
     let position = position.ok_or_else(|| not_a_page("an event has no position"))?;
     let id = event.id.parse().ok();
     let id = id.ok_or_else(|| not_a_page("the id of an event is no UUID"))?;
-    let stored_at = None;
+    let stored_at = event.stored_at().map(|time| from_micros(as_micros(time)).0);
     Ok(Cursor::new(position, Some(Mark { id, stored_at })))
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::SystemTime;
 
 use serde_json::Value;
 use uuid::Uuid;
@@ -53,7 +54,8 @@ impl EventEnvelope {
         text.push('}');
     }
 
-    /// Writes an event that is read and not sent, with its position. Without a payload: it was expunged.
+    /// Writes an event that is read and not sent, with its position and the time at which it was stored. Without a payload: it
+    /// was expunged.
     ///
     /// # Errors
     /// The stored headers are bad, as plain SQL can write them: the event is written without their attributes.
@@ -61,7 +63,7 @@ impl EventEnvelope {
         &self,
         text: &mut String,
         message: &Message,
-        position: i64,
+        (position, stored_at): (i64, SystemTime),
         payload: Option<&str>,
     ) -> Result<(), Failure> {
         self.write_head(text, message);
@@ -69,13 +71,15 @@ impl EventEnvelope {
             Ok(attributes) => (attributes, Ok(())),
             Err(bad) => (BTreeMap::new(), Err(bad)),
         };
-        let own = ["ce-position", "ce-expunged"];
+        let own = ["ce-position", "ce-storedat", "ce-expunged"];
         for (name, value) in attributes {
             if !own.contains(&name.as_str()) {
                 push_attribute(text, &name, &value);
             }
         }
         push_attribute(text, "position", &position.to_string());
+        let stored_at = humantime::format_rfc3339_micros(stored_at);
+        push_attribute(text, "storedat", &stored_at.to_string());
         match payload {
             Some(payload) => {
                 text.push_str(r#","data":"#);

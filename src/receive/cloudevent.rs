@@ -18,6 +18,8 @@ const SPEC_VERSION: &str = "1.0";
 const PARTITION_KEY: &str = "partitionkey";
 /// The extension that carries the position in a feed.
 const POSITION: &str = "position";
+/// The extension that says when an event of a feed was stored.
+const STORED_AT: &str = "storedat";
 
 /// A received event, from a request with one event or from a batch. It borrows from the request if possible.
 ///
@@ -170,6 +172,13 @@ impl CloudEvent<'_> {
     pub fn position(&self) -> Option<i64> {
         let position = self.extensions.get(POSITION)?.parse().ok();
         position.filter(|position| *position > 0)
+    }
+
+    /// When the event was stored in its [feed](https://github.com/diesel-outbox/diesel-outbox/blob/main/docs/feeds.md), by the
+    /// clock of its server: the attribute `storedat`. Never before the event at the position before. `None` for an event
+    /// that was posted.
+    pub fn stored_at(&self) -> Option<SystemTime> {
+        rfc3339(self.extensions.get(STORED_AT)?)
     }
 
     /// The idempotency key: the header `idempotency-key` without its quotes. Characters that are not printable

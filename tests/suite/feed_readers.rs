@@ -70,19 +70,16 @@ impl Feed {
         self.database.number("SELECT count(*) FROM {o}_feed_event")
     }
 
-    /// The cursor behind this event, as a page gives it.
+    /// The cursor behind this event.
     fn cursor(&self, position: i64) -> String {
         let micros = format!(
             "SELECT (extract(epoch FROM stored_at - timestamptz '2000-01-01Z') * 1000000)::bigint
                FROM {{o}}_feed_event WHERE position = {position}"
         );
-        format!("{}.{}", self.event(position), self.database.number(&micros))
-    }
-
-    /// What an event shows of its cursor.
-    fn event(&self, position: i64) -> String {
+        let stored_at = self.database.number(&micros);
         let id = format!("SELECT message_id FROM {{o}}_feed_event WHERE position = {position}");
-        format!("{position}.{}", self.database.text(&id).expect("an event"))
+        let id = self.database.text(&id).expect("an event");
+        format!("{position}.{id}.{stored_at}")
     }
 
     /// Removes the events up to this position, as the retention does.
@@ -544,7 +541,7 @@ fn r74_work_that_fails_leaves_the_position_where_it_was() {
     );
     assert_eq!(
         (consumer.effects(), consumer.position()),
-        (3, Some(feed.event(3)))
+        (3, Some(feed.cursor(3)))
     );
 
     // A statement fails, and the work ignores it: PostgreSQL would commit nothing.
@@ -578,7 +575,7 @@ fn r74_work_that_fails_leaves_the_position_where_it_was() {
     assert!(panicked.is_err());
     assert_eq!(
         (consumer.effects(), consumer.position()),
-        (3, Some(feed.event(3)))
+        (3, Some(feed.cursor(3)))
     );
 
     // A page is one transaction, too.

@@ -92,6 +92,7 @@ fn events(problem: &Value) -> Value {
             "source": {"type": "string"},
             "type": {"type": "string"},
             "position": {"type": "string"},
+            "storedat": {"type": "string", "format": "date-time"},
             "data": {},
         },
     });
