@@ -144,6 +144,17 @@ impl<'a> Janitor<'a> {
             Some(blanking) => blanking,
             None => self.session.run(Blanking::new)?,
         };
+        let blanked = self.blank(&mut blanking, age);
+        // After a failure, too: the next cleaning continues.
+        self.blanking = Some(blanking);
+        let sum = blanked?;
+        if sum > 0 {
+            log::info!(event = "payloads_cleaned", payloads = sum; "blanked {sum} old payloads of the ledger");
+        }
+        Ok(())
+    }
+
+    fn blank(&mut self, blanking: &mut Blanking, age: Duration) -> Result<i32, DatabaseError> {
         let mut sum = 0;
         while !self.shared.is_stopping() {
             let (blanked, are_all) =
@@ -154,10 +165,6 @@ impl<'a> Janitor<'a> {
             }
             self.look()?;
         }
-        self.blanking = Some(blanking);
-        if sum > 0 {
-            log::info!(event = "payloads_cleaned", payloads = sum; "blanked {sum} old payloads of the ledger");
-        }
-        Ok(())
+        Ok(sum)
     }
 }
