@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::commands::With;
 use crate::page::{Answer, Page};
-use crate::support::{Database, File, Receiver, end, eventually, finish};
+use crate::support::{Database, File, Receiver, Running, end, eventually, finish};
 
 /// The program, which relays and serves the events of feeds.
 fn program(database: &Database) -> Command {
@@ -491,7 +491,14 @@ fn r73_pause_disable_and_removal_mean_what_they_mean_for_webhooks() {
     });
 
     // Registered again: another feed, that shows nothing of the first.
+    let lags = || {
+        let status = finish(database.binary(&["status", "--json"])).code(0);
+        let status: Value = serde_json::from_str(&status.stdout).expect("JSON");
+        status["feeds"].as_array().expect("feeds").len()
+    };
+    assert_eq!(lags(), 1);
     endpoints.remove(conn, "crm").expect("removed");
+    assert_eq!(lags(), 0, "nobody is behind");
     let last = stored(&database, "crm");
     make(&database, "crm");
     eventually("the new one gets messages", || {
@@ -675,6 +682,14 @@ fn r73_check_names_a_feed_of_the_settings_without_tables() {
         checked.contains("the settings have the feed audit") && checked.contains("--with feeds"),
         "{checked}"
     );
+    // The janitor does its other work: it names each failure in the log.
+    let mut relay = Running::start(database.binary(&["run", "--config", file.path()]));
+    eventually("it is there", || {
+        database.number("SELECT count(*) FROM {o}_part WHERE opened_at IS NOT NULL") == 1
+    });
+    relay.signal("TERM");
+    relay.wait();
+    assert!(!relay.log().contains("_feed"), "{}", relay.log());
 }
 
 /// R65: whoever has locked a feed's row holds up the events of that feed, and no other message.

@@ -5,6 +5,7 @@ use diesel::sql_types::{BigInt, Double, Nullable, Text};
 use diesel::{PgConnection, RunQueryDsl};
 
 use super::MOST_ROWS;
+use crate::feed::sql::all::all_feeds;
 use crate::name::OutboxName;
 use crate::sql::statement::statement;
 
@@ -37,7 +38,7 @@ pub(super) fn lags(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Ve
           ORDER BY 2 DESC, 1",
         event = name.feed_event(),
         reader = name.feed_reader(),
-        feed = name.feed(),
+        feed = all_feeds(name),
     ))
     .bind::<BigInt, _>(MOST_ROWS)
     .giving::<(Text, BigInt, Nullable<Double>)>()
