@@ -2,7 +2,7 @@
 //! checks that must hold at the end.
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -132,6 +132,17 @@ impl Server {
         }
     }
 
+    /// One whose data are here.
+    pub(crate) fn at(data: &Path) -> Self {
+        let mut server = Self::new();
+        data.clone_into(&mut server.data);
+        server
+    }
+
+    pub(crate) fn data(&self) -> &Path {
+        &self.data
+    }
+
     /// Runs `pg_ctl` without its output: a started server would keep the pipe open.
     fn pg_ctl(&self, arguments: &[&str]) -> bool {
         Command::new(&self.pg_ctl)
@@ -153,6 +164,12 @@ impl Server {
 
     pub(crate) fn stop(&self, mode: &str) {
         assert!(self.pg_ctl(&["stop", "-m", mode]), "stop -m {mode}");
+    }
+
+    /// Stops it, if it runs, for ever.
+    pub(crate) fn give_up(&self) {
+        self.pg_ctl(&["stop", "-m", "immediate"]);
+        let _ = std::fs::remove_dir_all(&self.data);
     }
 
     pub(crate) fn start(&self) {

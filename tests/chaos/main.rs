@@ -5,6 +5,7 @@ mod page;
 #[path = "../support.rs"]
 mod support;
 
+mod copies;
 mod doubt;
 mod feeds;
 mod ground;

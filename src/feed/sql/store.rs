@@ -34,7 +34,7 @@ impl Log for EventLog {
              INSERT INTO {event} (part, feed, position, message_id, sequence, topic, payload, headers, ordering_key,
                  tenant_id, created_at, occurred_at, stored_at)
              SELECT e.part, o.destination,
-                    e.last + row_number() OVER (PARTITION BY o.destination ORDER BY coalesce(g.split_from, g.sequence), g.sequence),
+                    e.last + row_number() OVER (PARTITION BY o.destination COLLATE \"C\" ORDER BY coalesce(g.split_from, g.sequence), g.sequence),
                     g.message_id, g.sequence, g.topic, g.payload, g.headers, g.ordering_key, g.tenant_id, g.created_at,
                     g.occurred_at, greatest(clock_timestamp(), e.last_stored_at)
                FROM gone g JOIN outcome o USING (sequence)
