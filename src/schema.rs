@@ -77,6 +77,8 @@
 //! `time`, select `created_at.at_time_zone("UTC")`, a `Timestamp`, which loads as
 //! [`SystemTime`](std::time::SystemTime).
 
+#[cfg(any(feature = "http", feature = "operate", feature = "feeds"))]
+pub(crate) mod instant;
 pub(crate) mod rfc3339;
 mod tables;
 pub(crate) mod values;

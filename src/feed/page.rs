@@ -12,7 +12,7 @@ use super::cursor::Cursor;
 pub use super::event::FeedEvent;
 use super::sql::read::{self, FeedRow};
 use crate::name::OutboxName;
-use crate::schema::rfc3339::parse_time;
+use crate::schema::instant::parse_time;
 
 /// Where a page begins. Written as `begin`, `end`, a cursor, or a time (RFC 3339).
 ///

@@ -1,6 +1,6 @@
 //! SQL: the tables of feeds.
 
-pub(crate) mod all;
+mod all;
 pub(crate) mod keeping;
 #[cfg(feature = "http")]
 pub(crate) mod position;

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ::http::header::{DATE, HeaderMap, HeaderName, RETRY_AFTER};
 
-use crate::schema::rfc3339::{in_utc, parse_time, zone};
+use crate::schema::instant::{in_utc, parse_time, zone};
 
 /// Longer waits are cut to this duration.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use super::sql::selection::Selection;
 use crate::config::text::parse_duration;
-use crate::schema::rfc3339::parse_time;
+use crate::schema::instant::parse_time;
 use crate::status::{ReasonCode, Status};
 
 macro_rules! chosen {

@@ -4,7 +4,7 @@ use crate::name::OutboxName;
 use crate::sql::absent::all_endpoints_text;
 
 /// The feeds, as a table of SQL text, which gives it an alias.
-pub(crate) fn all_feeds(name: &OutboxName) -> String {
+pub(super) fn all_feeds(name: &OutboxName) -> String {
     format!(
         "(SELECT f.name, f.registration, d.tenant_id, f.base, f.base_id, f.base_stored_at
             FROM (SELECT name, registration, base, base_id, base_stored_at FROM {feed}

@@ -8,7 +8,7 @@ use crate::name::OutboxName;
 use crate::operate::chosen::{WrongChoice, duration};
 use crate::operate::waiting::{Note, Verdict, cancel, reschedule, settle};
 use crate::outbox::sql::waiting::{Answer, Changed, MessageRef};
-use crate::schema::rfc3339::parse_time;
+use crate::schema::instant::parse_time;
 
 /// The words of an act on one message.
 #[derive(Debug)]

@@ -5,8 +5,8 @@ use diesel::sql_types::{BigInt, Double, Nullable, Text};
 use diesel::{PgConnection, RunQueryDsl};
 
 use super::MOST_ROWS;
-use crate::feed::sql::all::all_feeds;
 use crate::name::OutboxName;
+use crate::sql::absent::all_endpoints_text;
 use crate::sql::statement::statement;
 
 /// What no reader with a token has read of a feed.
@@ -21,7 +21,7 @@ pub struct FeedLag {
     pub seconds: f64,
 }
 
-/// The feeds, those with most events first.
+/// The feeds that have events or had some, those with most events first.
 ///
 /// Text: the last row of each group, by an index.
 pub(super) fn lags(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Vec<FeedLag>> {
@@ -34,11 +34,14 @@ pub(super) fn lags(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Ve
                         LATERAL (SELECT greatest(f.base, (SELECT e.position FROM {event} e WHERE e.feed = f.name
                             ORDER BY e.position DESC LIMIT 1)) AS last) p,
                         LATERAL (SELECT greatest(f.base, max(last_position)) AS position FROM {reader} WHERE feed = f.name) r
+                  WHERE f.registration IS NULL
+                     OR EXISTS (SELECT FROM {endpoints} d WHERE d.name = f.name AND d.id = f.registration)
                   ORDER BY p.last - least(p.last, r.position) DESC, f.name LIMIT $1) f
           ORDER BY 2 DESC, 1",
         event = name.feed_event(),
         reader = name.feed_reader(),
-        feed = all_feeds(name),
+        feed = name.feed(),
+        endpoints = all_endpoints_text(name),
     ))
     .bind::<BigInt, _>(MOST_ROWS)
     .giving::<(Text, BigInt, Nullable<Double>)>()
