@@ -87,6 +87,7 @@ build-examples: needs-of-examples
 	done
 
 needs-of-examples: bootstrap
+	@command -v curl >/dev/null || scripts/install-package curl
 	@command -v redis-server >/dev/null || scripts/install-package redis
 	@pkg-config --exists rdkafka 2>/dev/null || scripts/install-package librdkafka
 

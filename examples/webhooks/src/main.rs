@@ -99,6 +99,13 @@ fn answer(shop: &Shop, request: &Request) -> Response {
 }
 
 fn route(shop: &Shop, request: &Request) -> Result<Response, AnyError> {
+    let url = request.url();
+    let is_portal = url == "/webhooks" || url.starts_with("/webhooks/");
+    let authorization = request.header("authorization").unwrap_or_default();
+    if is_portal && authorization.starts_with("Bearer ") {
+        // Programs of customers have a token of the portal or of a feed, which the portal knows.
+        return portal(shop, request, Visitor::unknown(request.remote_addr().ip()));
+    }
     let Some(customer) = customer(shop, request)? else {
         return Ok(Response::basic_http_auth_login_required("webhooks"));
     };
@@ -120,9 +127,9 @@ fn route(shop: &Shop, request: &Request) -> Result<Response, AnyError> {
             return Ok(Response::text("refused: this form is too long").with_status_code(413));
         }
     }
-    let url = request.url();
-    if url == "/webhooks" || url.starts_with("/webhooks/") {
-        return portal(shop, request, customer);
+    if is_portal {
+        let visitor = Visitor::of_tenant(customer, "the customer", Rights::all());
+        return portal(shop, request, visitor);
     }
     router!(request,
         (GET) (/) => { Ok(Response::html(include_str!("order.html"))) },
@@ -132,9 +139,8 @@ fn route(shop: &Shop, request: &Request) -> Result<Response, AnyError> {
     )
 }
 
-/// The pages about webhooks, for this customer only.
-fn portal(shop: &Shop, request: &Request, customer: Uuid) -> Result<Response, AnyError> {
-    let visitor = Visitor::of_tenant(customer, "the customer", Rights::all());
+/// The pages about webhooks, for the customer of this visitor only.
+fn portal(shop: &Shop, request: &Request, visitor: Visitor) -> Result<Response, AnyError> {
     let body = request.data().ok_or("the body was read before")?;
     let (method, target) = (request.method(), request.raw_url());
     let (status_code, headers, body) = serve(method, target, request.headers(), body, |asked| {

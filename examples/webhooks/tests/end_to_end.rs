@@ -150,6 +150,46 @@ fn customers_register_webhooks_see_their_deliveries_and_send_again() {
     );
 }
 
+/// Word for word: a program of a customer has no login.
+#[test]
+fn customers_fetch_events_with_the_command_that_the_portal_shows() {
+    let database = Database::new();
+    let shop = Shop::start(&database, &[]);
+    let form = [("kind", "feed"), ("topic", "order.placed")];
+    let added = shop.form(ACME, "/webhooks/endpoints/add", &form).location();
+    let (_, rest) = added.split_once("name=").expect("the page of the feed");
+    let name = rest.split('&').next().expect("its name");
+    for (customer, euro) in [(GLOBEX, "50"), (ACME, "42")] {
+        shop.post(customer, "/orders", &[("euro", euro)]).location();
+    }
+    let form = [("name", name)];
+    let made = shop.form(ACME, "/webhooks/feed/token", &form).ok();
+    let (_, rest) = made.split_once(">curl ").expect("the command");
+    let (rest, _) = rest.split_once('<').expect("the end of the command");
+    let command = format!(
+        "curl {}",
+        rest.replace("&quot;", "\"").replace("&amp;", "&")
+    );
+    let until = Instant::now() + PATIENCE;
+    let answer = loop {
+        let ran = Command::new("sh").args(["-c", &command]).output();
+        let answer = String::from_utf8(ran.expect("sh runs").stdout).expect("UTF-8");
+        if answer.contains("order.placed") {
+            break answer;
+        }
+        assert!(
+            answer.starts_with("HTTP/1.1 200") && Instant::now() < until,
+            "{command}: {answer}"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert!(answer.contains("outbox-feed-next: 1."), "{answer}");
+    assert!(
+        answer.contains("\"euro\":42") && !answer.contains("50}"),
+        "{answer}"
+    );
+}
+
 /// The secret that a page shows.
 fn secret(page: &str) -> String {
     let (_, rest) = page.split_once("id=\"secret\">").expect("the secret");
@@ -391,7 +431,9 @@ struct Database {
 impl Database {
     fn new() -> Self {
         let server = std::env::var("DATABASE_URL").expect("run this with scripts/with-postgres");
-        let name = format!("webhooks_{}", std::process::id());
+        static NUMBER: AtomicU16 = AtomicU16::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("webhooks_{}_{number}", std::process::id());
         let (base, _) = server.rsplit_once('/').expect("a URL");
         let url = format!("{base}/{name}");
         let database = Self { server, name, url };
