@@ -221,8 +221,7 @@ fn found(
         found.map_err(away)
     };
     let refused = || {
-        let why =
-            "send Authorization: Bearer with a token of this feed, from whoever registered it";
+        let why = "send Authorization: Bearer with a token of this feed, from whoever registered it: the token may have ended, or the feed was removed";
         Response::from(Problem::new(StatusCode::UNAUTHORIZED, why))
     };
     if let Some(identity) = &request.visitor.identity {

@@ -533,7 +533,7 @@ fn a_customer_fetches_events_with_the_command_of_the_page() {
     let token = ann.post("/feed/token", &[("name", &name)]).ok();
     let secret = secret(&token);
     let command = format!(
-        "curl -H &quot;Authorization: Bearer {secret}&quot; &quot;{address}?after=begin&quot;"
+        "curl -i -H &quot;Authorization: Bearer {secret}&quot; &quot;{address}?after=begin&quot;"
     );
     assert!(token.contains(&command), "{token}");
     assert!(!ann.get(&added.location).ok().contains(&secret));
@@ -544,6 +544,11 @@ fn a_customer_fetches_events_with_the_command_of_the_page() {
         .expect("a path");
     let events = program.get(&format!("{path}?after=begin"));
     assert_eq!(events.json()[0]["id"], json!(id), "{events:?}");
+    // Who removes the feed is told what nobody has fetched.
+    let remove = ann.post("/endpoint/remove", &[("name", &name)]).ok();
+    for there in ["have not fetched: 1.", "nobody can fetch the events"] {
+        assert!(remove.contains(there), "{there}: {remove}");
+    }
     // The token opens nothing else.
     assert_eq!(
         program.get("/webhooks/api/v1/endpoints").status,

@@ -339,6 +339,12 @@ fn actions(asked: &Asked<'_>, one: &Endpoint) -> Markup {
     let is_held = is_paused && one.state_by != Some(Hand::Relay);
     html! {
         div.acts {
+            @if asked.may().secrets && is_feed(one) {
+                (panel(words.token, &form("/feed/token", &html! {
+                    button.second { (words.make_token) }
+                    span.quiet { (words.token_hint) }
+                })))
+            }
             @if !is_feed(one) { (panel(words.example_event, &form("/endpoint/test", &html! {
                 label.field { (words.topic)
                     select name="topic" {
@@ -376,12 +382,7 @@ fn actions(asked: &Asked<'_>, one: &Endpoint) -> Markup {
                     }))
                 }))
             }
-            @if asked.may().secrets && is_feed(one) {
-                (panel(words.token, &form("/feed/token", &html! {
-                    button.second { (words.make_token) }
-                    span.quiet { (words.token_hint) }
-                })))
-            } @else if asked.may().secrets {
+            @if asked.may().secrets && !is_feed(one) {
                 (panel(words.secret, &form("/endpoint/rotate", &html! {
                     button.second { (words.rotate) }
                     span.quiet { (words.rotate_hint) }
@@ -466,6 +467,7 @@ fn form(
                     @if let Some(one) = one { input type="hidden" name="name" value=(one.name); }
                     @if one.is_none() {
                         fieldset {
+                            legend { (words.way) }
                             @for (kind, name, hint) in [(EndpointKind::Webhook, words.we_call_you, words.we_call_you_hint), (EndpointKind::Feed, words.you_fetch, words.you_fetch_hint)] {
                                 label {
                                     input type="radio" name="kind" value=(kind) checked[(kind == EndpointKind::Feed) == is_new_feed];
@@ -907,6 +909,15 @@ pub(super) fn resume(asked: &Asked<'_>) -> Result<Response, Refusal> {
 /// Says how many events end with the endpoint, and asks.
 fn ask_to_remove(asked: &Asked<'_>, name: &str) -> Result<Response, Refusal> {
     let (words, found) = (asked.words, asked.own().preview(&REMOVE, name)?);
+    let feed = match feeds::get(asked.own(), name) {
+        Ok(feed) => Some(feed),
+        Err(Refusal::NotFound) => None,
+        Err(refusal) => return Err(refusal),
+    };
+    let sure = match feed {
+        Some(_) => words.remove_sure_of_feed,
+        None => words.remove_sure,
+    };
     let content = html! {
         section.panel {
             div.head { h1 { (words.remove) } }
@@ -914,8 +925,11 @@ fn ask_to_remove(asked: &Asked<'_>, name: &str) -> Result<Response, Refusal> {
                 @if let Some(waiting) = found.waiting {
                     p { (words.remove_waiting.replace("{}", &words.number(waiting))) }
                 }
+                @if let Some(feed) = feed {
+                    p { (words.remove_unread.replace("{}", &words.number(feed.unread()))) }
+                }
                 (act(asked, name, "/endpoint/remove", &html! {
-                    label { input type="checkbox" name="sure" value="yes" required; " " (words.remove_sure) }
+                    label { input type="checkbox" name="sure" value="yes" required; " " (sure) }
                     button.danger { (words.remove) }
                     a.button.second href=(endpoint_page(name)) { (words.cancel) }
                 }))

@@ -65,6 +65,7 @@ pub(super) fn facts(asked: &Asked<'_>, state: &FeedState) -> Markup {
                 Some(lag) => { (words.lag_events.replace("{}", &words.number(state.unread()))) ", " (words.duration(lag)) }
                 None => (words.all_fetched),
             }
+            div.quiet { (words.fetched_hint) }
         }
         dt { (words.last_fetched) }
         dd {
@@ -82,7 +83,7 @@ pub(super) fn token(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let token = new_token(asked.own(), name)?;
     let (words, token) = (asked.words, token.expose_secret());
     let url = events_url(asked.request, &asked.portal.base, name);
-    let command = format!("curl -H \"Authorization: Bearer {token}\" \"{url}?after=begin\"");
+    let command = format!("curl -i -H \"Authorization: Bearer {token}\" \"{url}?after=begin\"");
     let content = html! {
         section.panel {
             div.head { h1 { (words.token) } }

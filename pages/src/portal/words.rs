@@ -31,7 +31,7 @@ macro_rules! words {
 words! {
     code thousands decimal title skip_to_content endpoints deliveries read_only
     add_endpoint no_endpoints we_call_you we_call_you_hint you_fetch you_fetch_hint address position not_fetched all_fetched lag_events last_fetched never
-    token make_token token_hint token_once fetch_hint next_hint
+    token make_token token_hint token_once fetch_hint next_hint fetched_hint way
     url description topics state all_topics example
     active failing unread not_verified disabled paused unusable until_time no_success_since not_fetched_since
     why_paused_here why_paused_by_us why_paused_receiver why_paused_breaker
@@ -40,7 +40,7 @@ words! {
     waits_key waits_paused waits_by_us waits_receiver waits_breaker waits_disabled waits_not_verified waits_room waits_expired waits_for_us
     send_waiting done_retried
     why_failing why_unread why_disabled_failing why_disabled_gone why_disabled_not_verified why_disabled_here why_disabled_other why_unusable why_not_verified
-    change save cancel verify enable disable remove remove_waiting remove_sure rotate rotate_hint secret secret_once old_secrets_until
+    change save cancel verify enable disable remove remove_waiting remove_unread remove_sure remove_sure_of_feed rotate rotate_hint secret secret_once old_secrets_until
     send_example example_event send_example_hint test_accepted test_failed status_code took no_response
     again recover since until recover_hint missing_too
     last_day delivered dead_lettered no_data highest

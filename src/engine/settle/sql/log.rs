@@ -43,8 +43,8 @@ pub(crate) trait Log: Debug + Send + Sync {
 /// The log, if the library is built with feeds.
 pub(crate) type OwnLog = Option<&'static dyn Log>;
 
-/// Moves messages into their feeds, and returns the sequences of those that have become events. A feed that has no row yet
-/// gets one. The others are released, if they are still held: those for an earlier registration of a member, of which
+/// Moves messages into their feeds, and returns the sequences of stored messages. A feed that has no row yet
+/// gets one. The others are released, if they are still held: messages for an earlier registration of a member, of which
 /// another claim finds out.
 pub(crate) fn store(
     conn: &mut PgConnection,
