@@ -177,6 +177,17 @@ impl CloudEvent<'_> {
     /// When the event was stored in its [feed](https://github.com/diesel-outbox/diesel-outbox/blob/main/docs/feeds.md), by the
     /// clock of its server: the attribute `storedat`. Never before the event at the position before. `None` for an event
     /// that was posted.
+    ///
+    /// ```
+    /// use diesel_outbox::receive::{self, Headers};
+    ///
+    /// let headers = Headers::new([("content-type", "application/cloudevents-batch+json")]);
+    /// let page = br#"[{"specversion":"1.0","id":"1","source":"/","type":"t","position":"7","storedat":"2026-11-21T10:00:00Z"}]"#;
+    /// let events = receive::events(&headers, page)?;
+    /// assert_eq!(events[0].position(), Some(7));
+    /// assert!(events[0].stored_at().is_some());
+    /// # Ok::<(), receive::CloudEventError>(())
+    /// ```
     pub fn stored_at(&self) -> Option<SystemTime> {
         rfc3339(self.extensions.get(STORED_AT)?)
     }
