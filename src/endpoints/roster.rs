@@ -496,8 +496,12 @@ impl Registry {
         let topic = &message.topic;
         // A message that is fanned out in part has parts, so it goes nowhere itself.
         let is_begun = message.split_to.is_some();
+        // A claim of a message that may be split has not waited for earlier parts of its key, so it gets a part, too. What
+        // was read after the claim says nothing of that.
+        let has_waited = message.ordering_key.is_none()
+            || (!self.may_want(topic) && at.reading == Reading::NotAsked);
         let routed: Vec<&str> = match (way, wanting) {
-            (Way::To(number), []) if !is_begun => return Fate::Bulkhead(number),
+            (Way::To(number), []) if !is_begun && has_waited => return Fate::Bulkhead(number),
             (Way::To(number), _) => self.routes.names_of(&[number]).collect(),
             (Way::Split(numbers), _) => self.routes.names_of(numbers).collect(),
             (_, []) if self.is_without_subscriber(topic) => {

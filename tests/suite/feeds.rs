@@ -359,6 +359,35 @@ fn r73_webhooks_and_feeds_get_the_same_messages() {
     end(&relay);
 }
 
+/// R73, G4: of each key, an endpoint wants the first message, and only the route the second one.
+#[test]
+fn r73_a_filter_of_an_endpoint_leaves_keys_of_a_route_in_order() {
+    const KEYS: i64 = 100;
+    let database = Database::new();
+    let filter = json!({"n": [1]});
+    let feed = Endpoint::feed("first").topics(["*"]).filter(filter);
+    let conn = &mut database.connect();
+    database.outbox().endpoints().put(conn, &feed).expect("put");
+    database.execute(&format!(
+        "INSERT INTO {{o}} (topic, payload, ordering_key)
+         SELECT 'a', json_build_object('n', n), k FROM generate_series(1, {KEYS}) k, generate_series(1, 2) n ORDER BY k, n"
+    ));
+    let file =
+        File::new("[destinations.audit]\nfeed = true\n[[routes]]\ntopic = '*'\nto = 'audit'\n");
+    let mut drain = database.binary(&["drain", "--config", file.path()]);
+    drain.env("OUTBOX_ENDPOINT_THREADS", "0");
+    finish(drain).code(0);
+    assert_eq!(
+        (stored(&database, "audit"), stored(&database, "first")),
+        (2 * KEYS, KEYS)
+    );
+    let disorder = database.number(
+        "SELECT count(*) FROM {o}_feed_event a JOIN {o}_feed_event b USING (feed, ordering_key)
+          WHERE feed = 'audit' AND a.payload->>'n' = '1' AND b.payload->>'n' = '2' AND b.position < a.position",
+    );
+    assert_eq!(disorder, 0);
+}
+
 /// R73: `feed = true` in the settings, beside a webhook of the same route.
 #[test]
 fn r73_a_destination_of_the_settings_may_be_a_feed() {
