@@ -3,17 +3,20 @@
 use crate::name::OutboxName;
 use crate::sql::absent::all_endpoints_text;
 
-/// The feeds, as a table of SQL text, which gives it an alias.
+/// The feeds, as a table of SQL text, which gives it an alias. What stands under the name of a feed without a row is of nobody.
 pub(super) fn all_feeds(name: &OutboxName) -> String {
     format!(
         "(SELECT f.name, f.registration, d.tenant_id, f.base, f.base_id, f.base_stored_at
             FROM (SELECT name, registration, base, base_id, base_stored_at FROM {feed}
                   UNION ALL
-                  SELECT d.name, d.id, 0::bigint, NULL::uuid, NULL::timestamptz FROM {endpoints} d
+                  SELECT d.name, d.id, coalesce(e.position, 0), e.message_id, e.stored_at
+                    FROM {endpoints} d LEFT JOIN LATERAL (SELECT position, message_id, stored_at FROM {event} e
+                         WHERE e.feed = d.name ORDER BY position DESC LIMIT 1) e ON true
                    WHERE d.kind = 'feed' AND NOT EXISTS (SELECT FROM {feed} f WHERE f.name = d.name)) f
             LEFT JOIN {endpoints} d ON d.name = f.name AND d.id = f.registration AND d.kind = 'feed'
            WHERE f.registration IS NULL OR d.id IS NOT NULL)",
         feed = name.feed(),
+        event = name.feed_event(),
         endpoints = all_endpoints_text(name),
     )
 }

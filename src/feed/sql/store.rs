@@ -2,6 +2,7 @@
 //!
 //! Text: parts of the settle's statement, and a function of the outbox.
 
+use diesel::dsl::not;
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::sql_types::{Array, Nullable, Text, Uuid as SqlUuid};
 use diesel::{ExpressionMethods, OptionalExtension, PgConnection, QueryDsl, RunQueryDsl};
@@ -10,8 +11,9 @@ use uuid::Uuid;
 use crate::engine::settle::sql::log::Log;
 use crate::name::OutboxName;
 use crate::setup::sql::inspect::has_feeds;
+use crate::sql::absent::{all_endpoints, all_endpoints_text};
 use crate::sql::statement::statement;
-use crate::sql::table::feed;
+use crate::sql::table::{endpoint, feed};
 
 /// The log of events.
 #[derive(Debug)]
@@ -56,7 +58,17 @@ impl Log for EventLog {
                 .select(feed::name)
         };
         let mut all: Vec<String> = these().load(conn)?;
-        let free: Vec<String> = these().for_no_key_update().skip_locked().load(conn)?;
+        let mut free: Vec<String> = these().for_no_key_update().skip_locked().load(conn)?;
+        // A feed without a row gets one while nobody changes its endpoint.
+        let endpoints = || {
+            all_endpoints(name)
+                .filter(endpoint::name.eq_any(feeds))
+                .filter(not(endpoint::name.eq_any(&all)))
+                .select(endpoint::name)
+        };
+        let of_none: Vec<String> = endpoints().load(conn)?;
+        free.extend(endpoints().for_share().skip_locked().load(conn)?);
+        all.extend(of_none);
         all.retain(|name| !free.contains(name));
         Ok(all)
     }
@@ -69,21 +81,26 @@ impl Log for EventLog {
     ) -> QueryResult<()> {
         let (names, registrations): (Vec<&str>, Vec<Option<Uuid>>) = feeds.iter().copied().unzip();
         make(conn, name, &names, &registrations)?;
-        let of_settings = feeds.iter().filter(|(_, one)| one.is_none());
-        let of_settings: Vec<&str> = of_settings.map(|(name, _)| *name).collect();
-        let taken: Option<String> = feed::table(name.feed())
-            .filter(feed::name.eq_any(of_settings))
-            .filter(feed::registration.is_not_null())
-            .select(feed::name)
-            .first(conn)
-            .optional()?;
+        let taken: Option<String> = statement(format!(
+            "SELECT f.name FROM {feed} f JOIN unnest($1::text[], $2::uuid[]) w(name, registration) ON w.name = f.name
+              WHERE f.registration IS DISTINCT FROM w.registration
+                AND (w.registration IS NULL OR EXISTS (SELECT FROM {endpoints} d WHERE d.name = w.name AND d.id = w.registration))
+              ORDER BY f.name LIMIT 1",
+            feed = name.feed(),
+            endpoints = all_endpoints_text(name),
+        ))
+        .bind::<Array<Text>, _>(&names)
+        .bind::<Array<Nullable<SqlUuid>>, _>(&registrations)
+        .giving::<Text>()
+        .get_result(conn)
+        .optional()?;
         match taken {
             None => Ok(()),
             // As the table would refuse it: the settler sets such messages aside, and people are told.
             Some(feed) => Err(Error::DatabaseError(
                 DatabaseErrorKind::CheckViolation,
                 Box::new(format!(
-                    "the feed {feed:?} belongs to an endpoint: its row in {} says to which",
+                    "the feed {feed:?} belongs to another endpoint: its row in {} says to which",
                     name.feed()
                 )),
             )),
@@ -105,7 +122,8 @@ pub(crate) fn make_configured(
     Ok(has_tables)
 }
 
-/// Makes the rows of these feeds that have none. Events that are there belong to nobody any more.
+/// Makes the rows of these feeds that have none, if the endpoint still has this registration: whoever changes it moves only
+/// rows that are there. Events that are there belong to nobody any more.
 pub(crate) fn make(
     conn: &mut PgConnection,
     name: &OutboxName,
@@ -113,13 +131,16 @@ pub(crate) fn make(
     registrations: &[Option<Uuid>],
 ) -> QueryResult<()> {
     statement(format!(
-        "INSERT INTO {feed} (name, registration, base, base_id, base_stored_at)
+        "WITH current AS MATERIALIZED (SELECT d.name, d.id FROM {endpoints} d WHERE d.name = ANY($1) ORDER BY d.name FOR SHARE)
+         INSERT INTO {feed} (name, registration, base, base_id, base_stored_at)
          SELECT w.name, w.registration, coalesce(e.position, 0), e.message_id, e.stored_at
            FROM unnest($1::text[], $2::uuid[]) w(name, registration)
            LEFT JOIN LATERAL (SELECT position, message_id, stored_at FROM {event} e WHERE e.feed = w.name ORDER BY position DESC LIMIT 1) e ON true
+          WHERE w.registration IS NULL OR EXISTS (SELECT FROM current c WHERE c.name = w.name AND c.id = w.registration)
          ON CONFLICT (name) DO NOTHING",
         feed = name.feed(),
         event = name.feed_event(),
+        endpoints = all_endpoints_text(name),
     ))
     .bind::<Array<Text>, _>(names)
     .bind::<Array<Nullable<SqlUuid>>, _>(registrations)

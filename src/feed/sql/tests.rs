@@ -547,10 +547,7 @@ fn a_name_that_is_registered_again_does_not_show_earlier_events() {
 
 /// The log of a relay that always comes too late to make a row.
 #[derive(Debug)]
-struct Late<'a> {
-    outbox: &'a Outbox,
-    registration: Option<Uuid>,
-}
+struct Late<'a>(&'a Outbox);
 
 impl Log for Late<'_> {
     fn locks(&self, name: &OutboxName) -> String {
@@ -576,8 +573,7 @@ impl Log for Late<'_> {
         name: &OutboxName,
         feeds: &[(&str, Option<Uuid>)],
     ) -> QueryResult<()> {
-        let first = &mut self.outbox.connect();
-        make(first, name, &["a"], &[self.registration])?;
+        EventLog.mend(&mut self.0.connect(), name, feeds)?;
         EventLog.mend(conn, name, feeds)
     }
 }
@@ -587,19 +583,96 @@ impl Log for Late<'_> {
 fn messages_become_events_if_another_relay_makes_the_row_of_the_feed() {
     let outbox = Outbox::new();
     let conn = &mut outbox.connect();
-    for registration in [None, Some(Uuid::from_u128(1))] {
-        let clear = format!("DELETE FROM {}", outbox.name.feed());
-        conn.batch_execute(&clear).expect("no row");
+    let put = format!(
+        "INSERT INTO {} (name, kind) VALUES ('b', 'feed')",
+        outbox.name.endpoint()
+    );
+    conn.batch_execute(&put).expect("registered");
+    let registration = row(conn, &outbox, "b").registration;
+    for (feed, registration) in [("a", None), ("b", registration)] {
         let claims = claim(conn, &outbox, 2).into_iter();
-        let messages = claims.map(|claim| delivered(claim, "a", registration));
+        let messages = claims.map(|claim| delivered(claim, feed, registration));
         let messages: Vec<Delivered> = messages.collect();
-        let log = Late {
-            outbox: &outbox,
-            registration,
-        };
+        let log = Late(&outbox);
         let stored = store(conn, (&outbox.name, LEASE), &messages, false, &log);
         assert_eq!(stored.expect("stored").len(), 2);
     }
+}
+
+/// R73: whoever changes the endpoint moves only a row that is there. Its messages would be stored for nobody, and the later
+/// ones never.
+#[test]
+fn a_row_is_made_only_for_the_registration_that_is_there() {
+    let outbox = Outbox::new();
+    let (conn, other) = (&mut outbox.connect(), &mut outbox.connect());
+    let endpoint = outbox.name.endpoint();
+    let put = format!("INSERT INTO {endpoint} (name, kind) VALUES ('a', 'feed')");
+    conn.batch_execute(&put).expect("registered");
+    let first = row(conn, &outbox, "a").registration;
+    let message = delivered(claim(conn, &outbox, 1).remove(0), "a", first);
+    // Another tenant gets it, and this is not committed yet.
+    other
+        .batch_execute(&format!(
+            "BEGIN; UPDATE {endpoint} SET tenant_id = gen_random_uuid()"
+        ))
+        .expect("changed");
+    conn.batch_execute("SET lock_timeout = '50ms'")
+        .expect("set");
+    let message = std::slice::from_ref(&message);
+    let waited = store(conn, (&outbox.name, LEASE), message, false, &EventLog);
+    assert!(waited.is_err(), "it is not known whose it is");
+    let locked = EventLog.locked(conn, &outbox.name, &["a", "b"]);
+    assert_eq!(locked, Ok(vec!["a".to_owned()]));
+    other.batch_execute("COMMIT").expect("changed");
+    assert_eq!(settle(conn, &outbox, message), 0);
+    let free = format!(
+        "SELECT count(*) FROM {} WHERE locked_by IS NULL",
+        outbox.name
+    );
+    assert_eq!(number(conn, &free), 1, "another claim finds out");
+    let rows = format!("SELECT count(*) FROM {}", outbox.name.feed());
+    assert_eq!(number(conn, &rows), 0);
+    let second = row(conn, &outbox, "a");
+    assert_ne!(second.registration, first);
+    add(conn, &outbox, &second, 1);
+    // A row that names another registration all the same is for people.
+    let wrong = format!(
+        "UPDATE {} SET registration = gen_random_uuid()",
+        outbox.name.feed()
+    );
+    conn.batch_execute(&wrong).expect("changed");
+    let message = delivered(claim(conn, &outbox, 1).remove(0), "a", second.registration);
+    let message = std::slice::from_ref(&message);
+    let refused = store(conn, (&outbox.name, LEASE), message, false, &EventLog);
+    assert!(refused.is_err());
+}
+
+/// R73, R67: also if somebody has deleted the row of the feed.
+#[test]
+fn events_of_a_feed_without_a_row_are_of_nobody() {
+    let outbox = Outbox::new();
+    let conn = &mut outbox.connect();
+    let feed = register(conn, &outbox, "a");
+    add(conn, &outbox, &feed, 3);
+    let emptied = format!(
+        "DELETE FROM {} WHERE position = 1",
+        outbox.name.feed_event()
+    );
+    let gone = format!("DELETE FROM {}", outbox.name.feed());
+    let again = format!(
+        "DELETE FROM {endpoint}; INSERT INTO {endpoint} (name, kind) VALUES ('a', 'feed')",
+        endpoint = outbox.name.endpoint()
+    );
+    for change in [emptied + ";" + &gone, again] {
+        conn.batch_execute(&change).expect("changed");
+        let now = row(conn, &outbox, "a");
+        let none = read_page(conn, &outbox, &now, After::Begin).expect("a page");
+        assert_eq!((positions(&none), none.next.position()), (Vec::new(), 3));
+    }
+    let now = row(conn, &outbox, "a");
+    add(conn, &outbox, &now, 1);
+    let own = read_page(conn, &outbox, &now, After::Begin).expect("a page");
+    assert_eq!(positions(&own), [4]);
 }
 
 /// R73: settlers that take the same feeds in any order do not lock each other out, and leave no gap.

@@ -20,7 +20,7 @@ pub(crate) trait Log: Debug + Send + Sync {
     /// An INSERT of an event for each row of `gone` and its `outcome`, behind the last one of a feed that is `held`.
     fn stores(&self, name: &OutboxName) -> String;
 
-    /// Those of these feeds whose rows another session has locked. Waits for no row.
+    /// Those of these feeds into which no settle can store, because another session has locked their rows. Waits for no row.
     fn locked(
         &self,
         conn: &mut PgConnection,
