@@ -203,6 +203,8 @@ pub(crate) struct EndpointClients {
     source: String,
     config: Config,
     can_send: bool,
+    /// Why it sends to none.
+    refuses: Option<&'static str>,
 }
 
 impl EndpointClients {
@@ -213,18 +215,32 @@ impl EndpointClients {
             source: source(&config),
             config,
             can_send: true,
+            refuses: None,
         }
     }
 
-    /// For a relay that does not send to endpoints, because the application has its own dispatcher.
+    /// For a relay that does not send to endpoints: another one does.
     pub(crate) fn none(config: Config) -> Self {
+        let why = match config.endpoint_threads {
+            0 => "OUTBOX_ENDPOINT_THREADS is 0",
+            _ => "this relay sends by the application's own dispatcher",
+        };
         Self {
             can_send: false,
+            refuses: Some(why),
             ..Self::new(config)
         }
     }
 
-    /// Whether this relay sends to endpoints.
+    /// For a relay that serves nothing but feeds.
+    pub(crate) fn for_feeds(config: Config) -> Self {
+        Self {
+            refuses: Some("OUTBOX_ENDPOINT_THREADS is 0: this relay serves feeds only"),
+            ..Self::new(config)
+        }
+    }
+
+    /// Whether endpoints are this relay's concern.
     pub(crate) fn can_send(&self) -> bool {
         self.can_send
     }
@@ -239,8 +255,7 @@ impl EndpointClients {
 
     fn place(&self, mut destination: Destination) -> Result<HttpDestination, EndpointRefusal> {
         destination.tls = tls::of_endpoints(&self.config);
-        if !self.can_send {
-            let why = "this relay sends by the application's own dispatcher";
+        if let Some(why) = self.refuses {
             return Err(EndpointRefusal::NotHere(why.to_owned()));
         }
         // All checks but these also depend on this relay's settings.

@@ -20,6 +20,10 @@ impl EndpointClients {
         Self
     }
 
+    pub(crate) fn for_feeds(_: Config) -> Self {
+        Self
+    }
+
     pub(crate) fn can_send(&self) -> bool {
         false
     }

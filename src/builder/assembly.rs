@@ -55,7 +55,8 @@ impl RelayBuilder {
         config.validate()?;
         // With configured destinations, the dispatcher sends only the messages of those destinations.
         config.takes_rest = self.dispatcher.is_some() && config.all_destinations().is_empty();
-        let is_nothing = Serves::new(&config).is_nothing() && !config.expects_endpoints;
+        let has_others = !Serves::new(&config).is_nothing();
+        let is_nothing = !has_others && !config.expects_endpoints;
         let of_endpoints = [
             ("OUTBOX_ENDPOINT_THREADS", config.expects_endpoints),
             ("OUTBOX_OWN_EVENTS", config.own_events),
@@ -77,7 +78,7 @@ impl RelayBuilder {
         // An application's own dispatcher for all topics takes every message.
         let of_endpoints = match config.takes_rest {
             true => None,
-            false => clients(&config, serves_endpoints),
+            false => clients(&config, serves_endpoints, has_others),
         };
         let pool = self.connections.unwrap_or_else(|| Arc::new(no_pool));
         let in_use = gauge!(POOL_IN_USE, "outbox" => config.metrics_label());

@@ -21,12 +21,18 @@ use crate::feed::sql::store::EventLog;
 use crate::http::EndpointClients;
 
 /// The clients for endpoints. A relay that sends to no endpoint (`sends` is not set) knows them all the same, so that their
-/// messages get rows for another relay.
-pub(super) fn clients(config: &Config, sends: bool) -> Option<Arc<EndpointClients>> {
+/// messages get rows for another relay. `has_others`: it serves other destinations.
+pub(super) fn clients(
+    config: &Config,
+    sends: bool,
+    has_others: bool,
+) -> Option<Arc<EndpointClients>> {
     cfg!(feature = "endpoints").then(|| {
+        let config = config.for_endpoints();
         Arc::new(match sends {
-            true => EndpointClients::new(config.for_endpoints()),
-            false => EndpointClients::none(config.for_endpoints()),
+            true => EndpointClients::new(config),
+            false if has_others => EndpointClients::none(config),
+            false => EndpointClients::for_feeds(config),
         })
     })
 }

@@ -297,6 +297,13 @@ fn r73_a_relay_without_senders_serves_feeds() {
     database.enqueue("order.paid", json!({ "n": 1 }));
     let mut reader = Consumer::new(&page, "crm", &token);
     assert_eq!(positions(&reader.read("wait=30s")), [1]);
+    // It decides for all endpoints, and says to which it does not send.
+    database.enqueue("for.nobody", json!({ "n": 1 }));
+    eventually("it ends", || database.count("no_subscriber") == 1);
+    let conn = &mut database.connect();
+    let hook = Endpoint::new("hook", "https://example.com/").topics(["sent"]);
+    database.outbox().endpoints().put(conn, &hook).expect("put");
+    page.process.wait_for_log("this relay serves feeds only");
     page.process.signal("TERM");
     page.process.wait();
     // Of several messages in a batch, and beside other destinations.
