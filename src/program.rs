@@ -49,7 +49,7 @@ pub use crate::endpoints::sql::subscribers::Freed;
 pub use crate::engine::serves::sql::topics::KnownTopic;
 #[cfg(feature = "http")]
 pub use crate::feed::feeds::as_batch;
-pub use crate::feed::feeds::{Asked, FeedAccess, Feeds, FoundPage};
+pub use crate::feed::feeds::{FeedAccess, FeedQuery, Feeds, FoundPage};
 pub use crate::feed::page::{After, Discontinued, FeedEvent, FeedPage};
 pub use crate::feed::sql::read::FeedRow;
 pub use crate::feed::sql::state::{FeedState, ReaderState, WhichFeeds};

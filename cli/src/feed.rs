@@ -8,7 +8,7 @@ use diesel::PgConnection;
 use diesel_outbox::ConfigError;
 use diesel_outbox::config::Config;
 use diesel_outbox::program::{
-    self, After, Asked, Discontinued, FeedAccess, FeedState, Feeds, ReaderState, WhichFeeds,
+    self, After, Discontinued, FeedAccess, FeedQuery, FeedState, Feeds, ReaderState, WhichFeeds,
     parse_duration,
 };
 use secrecy::ExposeSecret;
@@ -115,7 +115,7 @@ fn read(
     let (feeds, mut left) = (Feeds::of(&config.table), limit);
     let mut out = std::io::stdout().lock();
     loop {
-        let asked = Asked::now(after, left.min(PAGE));
+        let asked = FeedQuery::now(after, left.min(PAGE));
         let Some((_, page)) = feeds.read(conn, FeedAccess::All, feed, asked)? else {
             return missing(feed);
         };

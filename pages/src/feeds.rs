@@ -8,7 +8,7 @@ use diesel_outbox::config::Config;
 use diesel_outbox::endpoints::{Endpoint, EndpointKind};
 use diesel_outbox::feed::Cursor;
 use diesel_outbox::program::{
-    self, After, Asked, Discontinued, FeedAccess, FeedPage, FeedRow, Feeds, FoundPage,
+    self, After, Discontinued, FeedAccess, FeedPage, FeedQuery, FeedRow, Feeds, FoundPage,
 };
 use http::header::{ALLOW, HeaderName, LINK, RETRY_AFTER};
 use http::{Method, StatusCode};
@@ -146,7 +146,7 @@ fn page(
     waited: Option<Cursor>,
 ) -> Result<(FeedRow, FeedPage), Response> {
     let waits = waited.is_none() && !wait.is_zero();
-    let asked = Asked {
+    let asked = FeedQuery {
         after,
         limit,
         waits,
@@ -210,7 +210,7 @@ fn found(
     site: &FeedSite<'_>,
     request: &Request,
     name: &str,
-    asked: Asked,
+    asked: FeedQuery,
 ) -> Result<FoundPage, Response> {
     let feeds = Feeds::of(&site.config.table);
     // The readers of one feed leave connections to those of others.

@@ -32,7 +32,7 @@ pub enum FeedAccess<'a> {
 
 /// What a request asks of a feed.
 #[derive(Debug, Clone, Copy)]
-pub struct Asked {
+pub struct FeedQuery {
     /// Where its page begins.
     pub after: After,
     /// The most events.
@@ -43,7 +43,7 @@ pub struct Asked {
     pub waited: Option<Cursor>,
 }
 
-impl Asked {
+impl FeedQuery {
     /// At most so many events, at once.
     pub fn now(after: After, limit: u32) -> Self {
         Self {
@@ -110,7 +110,7 @@ impl<'a> Feeds<'a> {
         conn: &mut PgConnection,
         access: FeedAccess<'_>,
         feed: &str,
-        asked: Asked,
+        asked: FeedQuery,
     ) -> Result<Option<FoundPage>, DatabaseError> {
         pinned(conn, self.name, |conn, name| {
             if !has_feeds(conn, name)? {

@@ -1,5 +1,6 @@
 //! SQL: settles and fan-outs.
 
+pub(crate) mod into_feeds;
 pub(crate) mod log;
 pub(crate) mod settle;
 pub(crate) mod split;

@@ -6,7 +6,7 @@ use diesel::result::{Error, QueryResult};
 use diesel::{Connection, PgConnection};
 
 use super::settlement::{Kind, Settlement, delivered, failed};
-use super::sql::log;
+use super::sql::into_feeds;
 use super::sql::settle::{self, Claim, Delivered, Failed, Written};
 use super::sql::split::{self, Piece, Split};
 use crate::engine::claim::sql::claim::{Batch, Claimant};
@@ -69,7 +69,7 @@ pub(crate) fn write_down(conn: &mut PgConnection, settle: &Settle<'_>) -> QueryR
             let delivered: Vec<Delivered> =
                 each().filter_map(|one| delivered(one, bulkheads)).collect();
             let keeps = settings.ledger_payload.is_kept();
-            log::store(conn, (name, lease), &delivered, keeps, log)
+            into_feeds::store(conn, (name, lease), &delivered, keeps, log)
         }
         Kind::Deduplicated => {
             let repeats: Vec<(Claim, i64)> = each().filter_map(Settlement::repeat_of).collect();

@@ -3,7 +3,7 @@
 use crate::name::OutboxName;
 use crate::sql::absent::all_endpoints_text;
 
-/// The feeds, as a table of SQL text, which gives it an alias. What stands under the name of a feed without a row is of nobody.
+/// The feeds, as a table of SQL text, which gives it an alias. Nobody reads what stands under the name of a feed without a row.
 pub(super) fn all_feeds(name: &OutboxName) -> String {
     format!(
         "(SELECT f.name, f.registration, d.tenant_id, f.base, f.base_id, f.base_stored_at

@@ -16,7 +16,8 @@ use super::read::{self, FeedRow};
 use super::store::{EventLog, make};
 use super::token;
 use crate::engine::lease::sql::lease::LeaseId;
-use crate::engine::settle::sql::log::{Log, store};
+use crate::engine::settle::sql::into_feeds::store;
+use crate::engine::settle::sql::log::Log;
 use crate::engine::settle::sql::settle::{Claim, Delivered};
 use crate::feed::Cursor;
 use crate::feed::page::{After, Discontinued, FeedEvent, FeedPage, page};
@@ -649,7 +650,7 @@ fn a_row_is_made_only_for_the_registration_that_is_there() {
 
 /// R73, R67: also if somebody has deleted the row of the feed.
 #[test]
-fn events_of_a_feed_without_a_row_are_of_nobody() {
+fn a_feed_without_a_row_shows_no_earlier_events() {
     let outbox = Outbox::new();
     let conn = &mut outbox.connect();
     let feed = register(conn, &outbox, "a");
