@@ -73,7 +73,7 @@ export const audit = (isPhone) => {
     if (!element.textContent.trim() && !element.getAttribute("aria-label")) faults.push(`${element.outerHTML} has no name`);
   }
   if (isPhone) {
-    for (const element of document.querySelectorAll("button, .button, select, summary, nav a, input:not([type=hidden], [type=checkbox])")) {
+    for (const element of document.querySelectorAll("button, .button, select, summary, nav a, input:not([type=hidden], [type=checkbox], [type=radio]), label:has(> input[type=radio])")) {
       const height = element.getBoundingClientRect().height;
       if (isSeen(element) && height < 43.5) faults.push(`${name(element)} is ${height} px high`);
     }
