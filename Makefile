@@ -62,7 +62,18 @@ test: bootstrap ## Run the tests on a throwaway PostgreSQL (PG_VERSION=13 to 18 
 	@PATH="$$PATH:/usr/sbin"; command -v pgbouncer >/dev/null || scripts/install-package pgbouncer
 	@PATH="$$PATH:/usr/sbin"; command -v nginx >/dev/null || scripts/install-package nginx
 	$(CARGO) test --no-run --features $(TEST_FEATURES)
-	WITH_POSTGRES_IN_MEMORY=1 scripts/with-postgres $(CARGO) test --no-fail-fast --features $(TEST_FEATURES) $(ARGS)
+ifneq ($(ARGS),)
+	$(run-tests) $(ARGS)
+else
+	@# Two groups at once, each with a server: tests wait for half of their time, and those of chaos stop the server.
+	@said=$$(mktemp) && ended=0; \
+	$(run-tests) --test browser --test chaos --test newcomer >"$$said" 2>&1 & beside=$$!; \
+	$(run-tests) --lib --bins --test '[!bcn]*' || ended=$$?; \
+	$(run-tests) --doc || ended=$$?; \
+	wait $$beside || ended=$$?; cat "$$said"; rm -f "$$said"; exit $$ended
+endif
+
+run-tests = WITH_POSTGRES_IN_MEMORY=1 scripts/with-postgres $(CARGO) test --no-fail-fast --features $(TEST_FEATURES)
 
 simulate: bootstrap ## Run histories of relays in a simulated world (SEED=, HISTORIES=, MINUTES=)
 	$(CARGO) test --release --no-run --lib --features $(TEST_FEATURES)

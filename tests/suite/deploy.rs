@@ -98,6 +98,27 @@ fn the_commands_of_the_guide_and_of_alerts_are_there() {
 /// Punctuation around a word in prose.
 const NO_WORD: [char; 8] = ['`', '(', ')', ',', '.', ';', ':', '"'];
 
+/// `make test` runs two groups of test programs at once.
+#[test]
+fn every_test_program_is_in_one_group() {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let text = |path: &str| std::fs::read_to_string(root.join(path)).expect("a file");
+    let makefile = text("Makefile");
+    let others = "--test '[!bcn]*'";
+    assert!(makefile.contains(others));
+    let mut count = 0;
+    for manifest in ["cli/Cargo.toml", "lab/Cargo.toml"] {
+        let manifest = text(manifest);
+        for after in manifest.split("[[test]]").skip(1) {
+            let name = after.split('"').nth(1).expect("a name");
+            let is_beside = makefile.contains(&format!("--test {name} "));
+            assert_eq!(is_beside, name.starts_with(['b', 'c', 'n']), "{name}");
+            count += 1;
+        }
+    }
+    assert!(count >= 7, "{count}");
+}
+
 #[test]
 fn every_package_that_a_script_installs_is_known() {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
