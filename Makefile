@@ -68,6 +68,7 @@ else
 	@# Two groups at once, each with a server: tests wait for half of their time, and those of chaos stop the server.
 	@said=$$(mktemp) && ended=0; \
 	$(run-tests) --test browser --test chaos --test newcomer >"$$said" 2>&1 & beside=$$!; \
+	trap 'kill $$beside 2>/dev/null; rm -f "$$said"; exit 130' INT TERM; \
 	$(run-tests) --lib --bins --test '[!bcn]*' || ended=$$?; \
 	$(run-tests) --doc || ended=$$?; \
 	wait $$beside || ended=$$?; cat "$$said"; rm -f "$$said"; exit $$ended
