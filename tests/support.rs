@@ -148,7 +148,7 @@ impl Database {
         outbox.allow_outside_transaction()
     }
 
-    /// A relay with short times, so that tests are quick.
+    /// A relay with short times, so that tests are quick, which follows URLs of endpoints to receivers of tests.
     pub fn relay(&self) -> RelayBuilder {
         Relay::builder(&self.url)
             .outbox(&self.name())
@@ -162,6 +162,8 @@ impl Database {
             })
             .configure(|config| config.endpoint_mode = Mode::Binary)
             .configure(|config| config.endpoint_timeout = Duration::from_millis(1000))
+            .configure(|config| config.endpoint_https_only = false)
+            .configure(|config| config.endpoint_public_only = false)
     }
 
     /// A relay of endpoints whose ledger keeps payloads.
@@ -371,6 +373,11 @@ impl<F: Fn(&Message) -> Outcome + Send + Sync + 'static> Dispatcher for Dispatch
     fn dispatch(&self, message: &Message) -> Outcome {
         (self.0)(message)
     }
+}
+
+/// A message of a topic, when nothing else matters.
+pub fn message(topic: &str) -> NewMessage {
+    NewMessage::new(topic, &serde_json::json!({ "n": 1 })).expect("JSON")
 }
 
 pub fn delivered() -> Outcome {

@@ -373,10 +373,7 @@ fn with_input(mut command: Command, input: &[u8]) -> Finished {
 // --- Endpoints --------------------------------------------------------------
 
 fn registered(database: &Database) -> RelayBuilder {
-    database
-        .relay()
-        .endpoint_threads(4)
-        .configure(|config| config.endpoint_public_only = false)
+    database.relay().endpoint_threads(4)
 }
 
 fn put(database: &Database, keys: &SecretKeys, hook: &Endpoint) {
@@ -449,10 +446,7 @@ fn r59_authentication_is_encrypted_at_rest_like_the_secrets() {
     assert_ne!(stored(&database), sealed);
     assert_eq!(get(&new).problem, None);
 
-    let without = registered(&database)
-        .configure(|config| config.endpoint_https_only = false)
-        .start()
-        .expect("a relay");
+    let without = registered(&database).start().expect("a relay");
     database.enqueue("order.paid", json!({}));
     eventually("it is refused", || {
         get(&none)
@@ -460,9 +454,7 @@ fn r59_authentication_is_encrypted_at_rest_like_the_secrets() {
             .is_some_and(|problem| problem.contains("encrypted"))
     });
     assert_eq!((receiver.count(), server.count()), (0, 0));
-    let with = registered(&database)
-        .configure(|config| config.endpoint_https_only = false)
-        .secret_keys(new);
+    let with = registered(&database).secret_keys(new);
     let with = with.start().expect("a relay");
     let request = receiver.wait_for(1).remove(0);
     assert_eq!(authorization(&request), "Bearer t1");
@@ -551,10 +543,7 @@ fn r59_a_customer_reads_what_to_mend_at_the_token_server() {
         hook.policy.max_attempts = Some(1);
     });
     put(&database, &SecretKeys::default(), &hook);
-    let relay = registered(&database)
-        .configure(|config| config.endpoint_https_only = false)
-        .start()
-        .expect("a relay");
+    let relay = registered(&database).start().expect("a relay");
     database.enqueue("order.paid", json!({}));
     eventually("it is dead-lettered", || database.count("dead") == 1);
     end(&relay);
@@ -582,10 +571,7 @@ fn r59_a_row_that_no_relay_can_use_is_disabled_with_the_reason() {
     database.execute(
         "UPDATE {o}_endpoint SET auth = '{\"type\": \"kerberos\", \"secret\": \"hunter2\"}'",
     );
-    let relay = registered(&database)
-        .configure(|config| config.endpoint_https_only = false)
-        .start()
-        .expect("a relay");
+    let relay = registered(&database).start().expect("a relay");
     let reason = || database.text("SELECT disabled_reason FROM {o}_endpoint");
     eventually("it is disabled", || reason().is_some());
     end(&relay);

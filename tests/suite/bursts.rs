@@ -31,8 +31,6 @@ fn relay(database: &Database) -> RelayBuilder {
     database
         .relay()
         .endpoint_threads(16)
-        .configure(|config| config.endpoint_https_only = false)
-        .configure(|config| config.endpoint_public_only = false)
         .send_timeout(Duration::from_secs(10))
         .configure(|config| config.endpoint_timeout = Duration::from_secs(10))
         .lease(Duration::from_secs(30))

@@ -15,8 +15,6 @@ fn relay(database: &Database) -> RelayBuilder {
     database
         .relay()
         .endpoint_threads(4)
-        .configure(|config| config.endpoint_https_only = false)
-        .configure(|config| config.endpoint_public_only = false)
         .configure(|config| config.endpoint_max_attempts = 1)
 }
 

@@ -10,8 +10,6 @@ use crate::support::{Database, Receiver, end, eventually};
 
 fn started(database: &Database) -> RelayHandle {
     let relay = database.relay().endpoint_threads(8);
-    let relay = relay.configure(|config| config.endpoint_https_only = false);
-    let relay = relay.configure(|config| config.endpoint_public_only = false);
     relay.start().expect("a relay")
 }
 

@@ -24,11 +24,7 @@ fn program(database: &Database) -> Command {
 }
 
 fn relay(database: &Database) -> RelayBuilder {
-    database
-        .relay()
-        .endpoint_threads(2)
-        .configure(|config| config.endpoint_https_only = false)
-        .configure(|config| config.endpoint_public_only = false)
+    database.relay().endpoint_threads(2)
 }
 
 /// A consumer of a feed over HTTP.

@@ -21,8 +21,6 @@ const LARGE: &str = r#"{"euro": [{"numeric": [">=", 100]}]}"#;
 fn started(database: &Database, plain: &Receiver) -> RelayHandle {
     (database.relay())
         .endpoint_threads(16)
-        .configure(|config| config.endpoint_https_only = false)
-        .configure(|config| config.endpoint_public_only = false)
         .destination(Destination::new("plain", &plain.url()).expect("a URL"))
         .route("plain", "plain")
         .start()
@@ -33,8 +31,6 @@ fn started(database: &Database, plain: &Receiver) -> RelayHandle {
 fn keeping(database: &Database) -> RelayHandle {
     (database.keeping_relay())
         .endpoint_threads(4)
-        .configure(|config| config.endpoint_https_only = false)
-        .configure(|config| config.endpoint_public_only = false)
         .start()
         .expect("a relay")
 }

@@ -86,8 +86,6 @@ fn two_tenants(database: &Database, mine: Uuid, other: Uuid) {
     let relay = database
         .relay()
         .endpoint_threads(8)
-        .configure(|config| config.endpoint_https_only = false)
-        .configure(|config| config.endpoint_public_only = false)
         .configure(|config| {
             config.endpoint_backoff = Backoff::Table(vec![Duration::from_secs(3600)])
         })
@@ -197,8 +195,6 @@ fn messages_in_flight_are_waited_for_and_their_destination_kept() {
     let relay = database
         .relay()
         .endpoint_threads(8)
-        .configure(|config| config.endpoint_https_only = false)
-        .configure(|config| config.endpoint_public_only = false)
         .send_timeout(Duration::from_secs(30))
         .configure(|config| config.endpoint_timeout = Duration::from_secs(30))
         .lease(Duration::from_secs(100))

@@ -12,14 +12,14 @@ use diesel_outbox::endpoints::{Endpoint, EndpointError, EndpointFilter};
 use diesel_outbox::handlers::HandlerError;
 use diesel_outbox::program;
 use diesel_outbox::{
-    Aggregate, Answer, Destination, Due, EnqueueError, Events, MessageRef, NewMessage, Outbox,
-    OutboxName, Relay, inbox,
+    Aggregate, Answer, Destination, Due, EnqueueError, Events, MessageRef, Outbox, OutboxName,
+    Relay, inbox,
 };
 use serde_json::json;
 
 use crate::fresh::FreshDatabase;
 use crate::page::Page;
-use crate::support::{Receiver, binary, database_url, end, eventually, finish};
+use crate::support::{Receiver, binary, database_url, end, eventually, finish, message};
 
 /// The types that our statements compare, add and convert.
 const TYPES: &str = "{int4,int8,float8,numeric,text,name,\"\\\"char\\\"\",bool,timestamptz,interval,uuid,bytea,json,oid,tid,regclass,int8[],int4[],text[],timestamptz[],uuid[],bool[]}";
@@ -188,10 +188,6 @@ impl Aggregate for Order {
     fn events(&mut self) -> &mut Events {
         &mut self.0
     }
-}
-
-fn message(topic: &str) -> NewMessage {
-    NewMessage::new(topic, &json!({ "n": 1 })).expect("JSON")
 }
 
 /// R48: from the migration to the cleaner, nothing that a role without other rights has made in the search path is

@@ -395,14 +395,8 @@ fn an_endpoint_has_runs_by_its_policy() {
         .outbox()
         .enqueue_batch(conn, messages)
         .expect("enqueued");
-    let relay = database
-        .relay()
-        .endpoint_threads(4)
-        .configure(|config| config.endpoint_https_only = false);
-    let relay = relay
-        .configure(|config| config.endpoint_public_only = false)
-        .start()
-        .expect("a relay");
+    let relay = database.relay().endpoint_threads(4);
+    let relay = relay.start().expect("a relay");
     all_delivered(&database, 10);
     end(&relay);
     assert_eq!(arrived(&receiver), (0..10).collect::<Vec<_>>());
@@ -419,10 +413,6 @@ fn a_run_to_an_endpoint_in_batched_mode_is_a_request_for_each_message() {
     finish(database.binary(&[put.as_slice(), &policy].concat())).code(0);
     enqueue(&database, 5);
     let relay = database.relay().endpoint_threads(4);
-    let relay = relay.configure(|config| {
-        config.endpoint_https_only = false;
-        config.endpoint_public_only = false;
-    });
     let relay = relay.start().expect("a relay");
     all_delivered(&database, 5);
     end(&relay);

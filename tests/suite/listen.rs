@@ -98,9 +98,7 @@ fn it_reads_each_mode_and_confirms_that_it_wants_events() {
     }
     put("asked", &["--verification", "challenge"]);
     let relay = database.relay().endpoint_threads(4);
-    let relay = relay
-        .configure(|config| config.endpoint_https_only = false)
-        .configure(|config| config.endpoint_public_only = false);
+    let relay = relay;
     let relay = relay.start().expect("a relay");
     let topics = ["binary", "structured", "batched", "asked"];
     for topic in topics {

@@ -432,8 +432,6 @@ fn messages_that_wait_for_another_customer_are_recovered() {
     let relay = db
         .relay()
         .endpoint_threads(4)
-        .configure(|config| config.endpoint_https_only = false)
-        .configure(|config| config.endpoint_public_only = false)
         .configure(|config| config.endpoint_max_attempts = 1000);
     let relay = relay.start().expect("a relay");
     eventually("all are fanned out", || {

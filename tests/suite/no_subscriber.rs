@@ -22,11 +22,7 @@ impl Event for MemberJoined {
 }
 
 fn serving_endpoints(database: &Database) -> RelayBuilder {
-    database
-        .relay()
-        .endpoint_threads(4)
-        .configure(|config| config.endpoint_https_only = false)
-        .configure(|config| config.endpoint_public_only = false)
+    database.relay().endpoint_threads(4)
 }
 
 fn put(database: &Database, hook: &Endpoint) {

@@ -29,12 +29,7 @@ fn topic(request: &Request) -> &str {
 }
 
 fn relay(database: &Database, receiver: &Receiver) -> RelayBuilder {
-    database
-        .relay()
-        .url(&receiver.url())
-        .configure(|config| config.endpoint_https_only = false)
-        .configure(|config| config.endpoint_public_only = false)
-        .own_events(true)
+    database.relay().url(&receiver.url()).own_events(true)
 }
 
 fn started(builder: RelayBuilder) -> RelayHandle {

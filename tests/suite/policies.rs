@@ -16,13 +16,10 @@ const MOMENT: Duration = Duration::from_millis(10);
 
 /// A relay that retries a message after 50 ms, four times.
 fn started(database: &Database) -> RelayHandle {
-    let relay = database
+    database
         .relay()
         .endpoint_threads(8)
-        .configure(|config| config.endpoint_max_attempts = 4);
-    let relay = relay.configure(|config| config.endpoint_https_only = false);
-    relay
-        .configure(|config| config.endpoint_public_only = false)
+        .configure(|config| config.endpoint_max_attempts = 4)
         .start()
         .expect("a relay")
 }

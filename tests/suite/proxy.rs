@@ -509,8 +509,6 @@ fn a_response_that_came_through_a_proxy_to_an_endpoint_is_not_kept() {
         let via = via.to_owned();
         (database.relay())
             .endpoint_threads(4)
-            .configure(|config| config.endpoint_https_only = false)
-            .configure(|config| config.endpoint_public_only = false)
             .configure(move |config| {
                 let proxy = config.set("OUTBOX_ENDPOINT_PROXY", &via);
                 proxy.expect("a URL");

@@ -53,8 +53,6 @@ fn relay(database: &Database, keys: &SecretKeys) -> RelayHandle {
     let relay: RelayBuilder = database
         .relay()
         .endpoint_threads(4)
-        .configure(|config| config.endpoint_https_only = false)
-        .configure(|config| config.endpoint_public_only = false)
         .secret_keys(keys.clone());
     relay.start().expect("a relay")
 }

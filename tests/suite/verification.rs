@@ -18,8 +18,6 @@ const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
 fn started(database: &Database) -> RelayHandle {
     let relay = database.relay().endpoint_threads(8);
-    let relay = relay.configure(|config| config.endpoint_https_only = false);
-    let relay = relay.configure(|config| config.endpoint_public_only = false);
     let relay = relay.configure(|config| config.endpoint_timeout = Duration::from_secs(10));
     relay.own_events(true).start().expect("a relay")
 }

@@ -6,15 +6,11 @@ use diesel::Connection;
 use diesel_outbox::admin::{self, Blocker, Pausable, Unserved, WaitReason};
 use diesel_outbox::program::{self, MessageKey};
 use diesel_outbox::testing::TestRelay;
-use diesel_outbox::{Destination, NewMessage, ReasonCode, Relay, Sequence};
+use diesel_outbox::{Destination, ReasonCode, Relay, Sequence};
 use serde_json::{Value, json};
 
 use crate::page::Page;
-use crate::support::{Database, Gate, Receiver, Running, end, eventually, finish};
-
-fn message(topic: &str) -> NewMessage {
-    NewMessage::new(topic, &json!(1)).expect("JSON")
-}
+use crate::support::{Database, Gate, Receiver, Running, end, eventually, finish, message};
 
 /// Both ways to ask agree, as soon as the message has not moved between the two.
 fn waits(db: &Database, sequence: i64) -> WaitReason {

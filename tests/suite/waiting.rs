@@ -15,13 +15,9 @@ use serde_json::json;
 use uuid::Uuid;
 
 use crate::page::Page;
-use crate::support::{Database, Finished, Receiver, end, eventually, finish};
+use crate::support::{Database, Finished, Receiver, end, eventually, finish, message};
 
 const HOUR: Duration = Duration::from_secs(3600);
-
-fn message(topic: &str) -> NewMessage {
-    NewMessage::new(topic, &json!({ "n": 1 })).expect("JSON")
-}
 
 fn reminder(key: &str) -> NewMessage {
     message("reminder").idempotency_key(key).delay(HOUR)

@@ -10,7 +10,7 @@ use diesel_outbox::admin::{self, Note, Selection};
 use diesel_outbox::config::Config;
 use diesel_outbox::endpoints::{Endpoint, EndpointError, EndpointFilter};
 use diesel_outbox::program::{self, EndpointTables};
-use diesel_outbox::{Destination, Direction, NewMessage, Relay, RelayBuilder, RelayHandle};
+use diesel_outbox::{Destination, Direction, Relay, RelayBuilder, RelayHandle};
 use diesel_outbox_pages::{Pages, Rights, Visitor, operator_pages, portal_routes};
 use http::{Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use crate::fresh::FreshDatabase;
 use crate::page::TOKEN;
-use crate::support::{Database, Receiver, binary, database_url, end, eventually, finish};
+use crate::support::{Database, Receiver, binary, database_url, end, eventually, finish, message};
 
 /// What each refusal names.
 const CURE: &str = "diesel-outbox migrate --with endpoints";
@@ -31,13 +31,7 @@ fn relay(database: &Database, billing: &Receiver, audit: &Receiver) -> RelayBuil
         .route("invoice.*", "billing")
         .route_to_each("order.*", &["billing", "audit"])
         .endpoint_threads(2)
-        .configure(|config| config.endpoint_https_only = false)
-        .configure(|config| config.endpoint_public_only = false)
         .max_attempts(3)
-}
-
-fn message(topic: &str) -> NewMessage {
-    NewMessage::new(topic, &json!({ "n": 1 })).expect("JSON")
 }
 
 fn register(database: &Database, name: &str, receiver: &Receiver) {
