@@ -42,7 +42,7 @@ EMULATOR = $(if $(CROSS),qemu-$(firstword $(subst -, ,$(CROSS)))-static)
 
 .DEFAULT_GOAL := help
 include release.mk
-.PHONY: help demo test simulate screenshots examples build-examples needs-of-examples test-matrix check api semver check-upgrade compile-time book bench bench-nginx bench-all compare static check-static bootstrap clean
+.PHONY: help demo test simulate screenshots examples build-examples needs-of-examples test-matrix check api semver check-upgrade update compile-time book bench bench-nginx bench-all compare static check-static bootstrap clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
@@ -165,6 +165,12 @@ check-upgrade: bootstrap ## Test an upgrade from BASE (a revision; default: the 
 	old=$$(scripts/build-revision "$$base" "$(TARGET_DIR)/upgrade"); \
 	$(CARGO) build; \
 	scripts/with-postgres scripts/with-nginx scripts/check-upgrade "$$old" "$(TARGET_DIR)/debug/diesel-outbox"
+
+update: bootstrap ## Update dependencies, to the same versions in all projects: what they share is then built once
+	$(CARGO) update
+	@for project in $(PROJECTS); do \
+		cp Cargo.lock $$project/Cargo.lock && $(CARGO) update --quiet --workspace --manifest-path $$project/Cargo.toml || exit 1; \
+	done
 
 compile-time: bootstrap ## Measure how much the library adds to the clean build of an application
 	scripts/compile-time
