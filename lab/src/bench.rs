@@ -24,11 +24,13 @@ mod relays;
 mod report;
 
 use anyhow::Result;
+use comfy_table::Table;
 use diesel_outbox::config::Config;
 use serde_json::{Value, json};
 
 use self::children::Receiver;
 use self::ground::Ground;
+use self::report::runs;
 use diesel_outbox_cli::number::whole;
 use diesel_outbox_cli::settings::SettingFlags;
 use diesel_outbox_cli::{logging, output, signals};
@@ -157,23 +159,24 @@ enum Scenario {
 }
 
 impl Scenario {
-    fn name(&self) -> &'static str {
+    /// The name, and the table of a report.
+    fn shown(&self) -> (&'static str, fn(&Value) -> Table) {
         match self {
-            Self::Drain(_) => "drain",
-            Self::Latency(_) => "latency",
-            Self::Backlog(_) => "backlog",
-            Self::HeldSnapshot(_) => "held-snapshot",
-            Self::Pinned(_) => "pinned",
-            Self::Aged(_) => "aged",
-            Self::Ordered(_) => "ordered",
-            Self::Failing(_) => "failing",
-            Self::Feed(_) => "feed",
-            Self::Registered(_) => "registered",
-            Self::Relays(_) => "relays",
-            Self::Databases(_) => "databases",
-            Self::Page(_) => "page",
-            Self::Enqueue(_) => "enqueue",
-            Self::Producers(_) => "producers",
+            Self::Drain(_) => ("drain", drain::table),
+            Self::Latency(_) => ("latency", latency::table),
+            Self::Backlog(_) => ("backlog", |of| runs(of, backlog::COLUMNS)),
+            Self::HeldSnapshot(_) => ("held-snapshot", |of| runs(of, held_snapshot::COLUMNS)),
+            Self::Pinned(_) => ("pinned", |of| runs(of, pinned::COLUMNS)),
+            Self::Aged(_) => ("aged", |of| runs(of, aged::COLUMNS)),
+            Self::Ordered(_) => ("ordered", |of| runs(of, ordered::COLUMNS)),
+            Self::Failing(_) => ("failing", |of| runs(of, failing::COLUMNS)),
+            Self::Feed(_) => ("feed", feed::table),
+            Self::Registered(_) => ("registered", registered::table),
+            Self::Relays(_) => ("relays", |of| runs(of, relays::COLUMNS)),
+            Self::Databases(_) => ("databases", |of| runs(of, databases::COLUMNS)),
+            Self::Page(_) => ("page", page::table),
+            Self::Enqueue(_) => ("enqueue", |of| runs(of, enqueue::COLUMNS)),
+            Self::Producers(_) => ("producers", |of| runs(of, producers::COLUMNS)),
         }
     }
 
@@ -202,26 +205,6 @@ impl Scenario {
         match self {
             Self::Ordered(_) => ordered::verdict(report),
             _ => Ok(()),
-        }
-    }
-
-    fn table(&self, report: &Value) -> comfy_table::Table {
-        match self {
-            Self::Drain(_) => drain::table(report),
-            Self::Latency(_) => latency::table(report),
-            Self::Backlog(_) => backlog::table(report),
-            Self::HeldSnapshot(_) => held_snapshot::table(report),
-            Self::Pinned(_) => pinned::table(report),
-            Self::Aged(_) => aged::table(report),
-            Self::Ordered(_) => ordered::table(report),
-            Self::Failing(_) => failing::table(report),
-            Self::Feed(_) => feed::table(report),
-            Self::Registered(_) => registered::table(report),
-            Self::Relays(_) => relays::table(report),
-            Self::Databases(_) => databases::table(report),
-            Self::Page(_) => page::table(report),
-            Self::Enqueue(_) => enqueue::table(report),
-            Self::Producers(_) => producers::table(report),
         }
     }
 }
@@ -285,7 +268,9 @@ fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
             report
         }
     };
-    let name = options.scenario().map_or("all", Scenario::name);
+    let name = options
+        .scenario()
+        .map_or("all", |scenario| scenario.shown().0);
     report["scenario"] = json!(name);
     ground.describe(&mut report);
     Ok(report)
@@ -293,7 +278,7 @@ fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
 
 fn show(options: &Options, report: &Value) -> Result<()> {
     let table = match options.scenario() {
-        Some(scenario) => scenario.table(report),
+        Some(scenario) => scenario.shown().1(report),
         None => {
             let mut table = drain::table(report);
             if !report["paced"].is_null() {

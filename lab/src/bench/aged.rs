@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use comfy_table::Table;
 use diesel::sql_types::{BigInt, Text};
 use diesel::{RunQueryDsl, sql_query};
 use serde_json::{Value, json};
@@ -12,7 +11,7 @@ use super::delivery::{Delivery, deliver, mean_of, rate_of};
 use super::feed;
 use super::ground::{CHUNK, Ground, TOPIC, payload};
 use super::measures::{Wal, count};
-use super::report::{self, Unit};
+use super::report::{Column, OWN_CPU, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
 use diesel_outbox_cli::number::whole;
 use diesel_outbox_cli::output;
@@ -237,27 +236,18 @@ fn insert(messages: u64, options: &Options, ground: &mut Ground) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn table(report: &Value) -> Table {
-    report::runs(
-        report,
-        &[
-            ("outbox", "outbox", Unit::Word),
-            ("delivered/s", "messages_per_second", Unit::Count),
-            ("rate ratio to fresh", "rate_ratio", Unit::Ratio),
-            ("WAL per message", "wal_bytes_per_message", Unit::Bytes),
-            ("WAL ratio to fresh", "wal_ratio", Unit::Ratio),
-            (
-                "full-page images per message",
-                "full_page_images_per_message",
-                Unit::Ratio,
-            ),
-            ("forgotten", "forgotten_share", Unit::Percent),
-            ("mean claim", "claim_ms", Unit::Millis),
-            (
-                "own CPU per message",
-                "own_cpu_us_per_message",
-                Unit::Micros,
-            ),
-        ],
-    )
-}
+pub(super) const COLUMNS: &[Column] = &[
+    ("outbox", "outbox", Unit::Word),
+    ("delivered/s", "messages_per_second", Unit::Count),
+    ("rate ratio to fresh", "rate_ratio", Unit::Ratio),
+    ("WAL per message", "wal_bytes_per_message", Unit::Bytes),
+    ("WAL ratio to fresh", "wal_ratio", Unit::Ratio),
+    (
+        "full-page images per message",
+        "full_page_images_per_message",
+        Unit::Ratio,
+    ),
+    ("forgotten", "forgotten_share", Unit::Percent),
+    ("mean claim", "claim_ms", Unit::Millis),
+    OWN_CPU,
+];

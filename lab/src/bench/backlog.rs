@@ -1,13 +1,12 @@
 //! The effect of a large backlog, waiting behind the delivered messages, on the relay.
 
 use anyhow::Result;
-use comfy_table::Table;
 use diesel_outbox::Relay;
 use serde_json::{Value, json};
 
 use super::delivery::{Delivery, deliver_with, mean_of, rate_of};
 use super::ground::{Fill, Ground};
-use super::report::{self, Unit};
+use super::report::{Column, OWN_CPU, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
 use diesel_outbox_cli::number::whole;
 
@@ -77,30 +76,21 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     }))
 }
 
-pub(super) fn table(report: &Value) -> Table {
-    report::runs(
-        report,
-        &[
-            ("waiting behind", "waiting", Unit::Count),
-            ("delivered/s", "messages_per_second", Unit::Count),
-            (
-                "rate ratio to the fewest",
-                "rate_ratio_to_smallest",
-                Unit::Ratio,
-            ),
-            ("mean claim", "claim_ms", Unit::Millis),
-            (
-                "claim ratio to the fewest",
-                "claim_ratio_to_smallest",
-                Unit::Ratio,
-            ),
-            ("p99 claim", "claim_p99_ms", Unit::Millis),
-            ("max claim", "claim_max_ms", Unit::Millis),
-            (
-                "own CPU per message",
-                "own_cpu_us_per_message",
-                Unit::Micros,
-            ),
-        ],
-    )
-}
+pub(super) const COLUMNS: &[Column] = &[
+    ("waiting behind", "waiting", Unit::Count),
+    ("delivered/s", "messages_per_second", Unit::Count),
+    (
+        "rate ratio to the fewest",
+        "rate_ratio_to_smallest",
+        Unit::Ratio,
+    ),
+    ("mean claim", "claim_ms", Unit::Millis),
+    (
+        "claim ratio to the fewest",
+        "claim_ratio_to_smallest",
+        Unit::Ratio,
+    ),
+    ("p99 claim", "claim_p99_ms", Unit::Millis),
+    ("max claim", "claim_max_ms", Unit::Millis),
+    OWN_CPU,
+];

@@ -6,7 +6,6 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use comfy_table::Table;
 use diesel::connection::SimpleConnection;
 use diesel::sql_types::{BigInt, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
@@ -17,7 +16,7 @@ use url::Url;
 
 use super::ground::{Ground, TOPIC, payload};
 use super::measures::{cpu_seconds_of, memory_mib_of, threads_of};
-use super::report::{self, Unit};
+use super::report::{Column, OWN_CPU, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
 use diesel_outbox_cli::number::whole;
 
@@ -309,29 +308,20 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     }))
 }
 
-pub(super) fn table(report: &Value) -> Table {
-    report::runs(
-        report,
-        &[
-            ("databases", "databases", Unit::Count),
-            ("busy", "busy", Unit::Count),
-            ("delivered/s", "messages_per_second", Unit::Count),
-            (
-                "own CPU per message",
-                "own_cpu_us_per_message",
-                Unit::Micros,
-            ),
-            ("CPU when idle", "idle_cpu", Unit::Percent),
-            ("memory when idle", "idle_memory_mib", Unit::Mebibytes),
-            ("connections when idle", "idle_connections", Unit::Count),
-            ("memory", "memory_mib", Unit::Mebibytes),
-            ("threads", "threads", Unit::Count),
-            ("connections", "connections", Unit::Count),
-            (
-                "most of one database",
-                "most_connections_of_one",
-                Unit::Count,
-            ),
-        ],
-    )
-}
+pub(super) const COLUMNS: &[Column] = &[
+    ("databases", "databases", Unit::Count),
+    ("busy", "busy", Unit::Count),
+    ("delivered/s", "messages_per_second", Unit::Count),
+    OWN_CPU,
+    ("CPU when idle", "idle_cpu", Unit::Percent),
+    ("memory when idle", "idle_memory_mib", Unit::Mebibytes),
+    ("connections when idle", "idle_connections", Unit::Count),
+    ("memory", "memory_mib", Unit::Mebibytes),
+    ("threads", "threads", Unit::Count),
+    ("connections", "connections", Unit::Count),
+    (
+        "most of one database",
+        "most_connections_of_one",
+        Unit::Count,
+    ),
+];

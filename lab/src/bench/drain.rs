@@ -14,7 +14,7 @@ use super::MOST_MESSAGES;
 use super::delivery::{Delivery, deliver};
 use super::ground::{Ground, TOPIC, payload};
 use super::measures::{hot_share, peak_memory_mib, wal_position};
-use super::report::{self, Unit};
+use super::report::{self, OWN_CPU, Unit};
 use diesel_outbox_cli::number::whole;
 use diesel_outbox_cli::output;
 
@@ -127,11 +127,7 @@ pub(super) fn table(report: &Value) -> Table {
             Unit::Count,
         ),
         ("delivered/s", "messages_per_second", Unit::Count),
-        (
-            "own CPU per message",
-            "own_cpu_us_per_message",
-            Unit::Micros,
-        ),
+        OWN_CPU,
         ("WAL per message", "wal_bytes_per_message", Unit::Bytes),
         ("HOT updates", "hot_update_share", Unit::Percent),
         ("messages per claim", "messages_per_claim", Unit::Count),

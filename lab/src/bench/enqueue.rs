@@ -3,14 +3,13 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use comfy_table::Table;
 use diesel::{Connection, PgConnection};
 use diesel_outbox::{Event, Outbox};
 use serde_json::{Value, json};
 
 use super::ground::{Ground, TOPIC, payload};
 use super::measures::Wal;
-use super::report::{self, Unit};
+use super::report::{Column, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
 use diesel_outbox_cli::number::whole;
 
@@ -134,13 +133,8 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     }))
 }
 
-pub(super) fn table(report: &Value) -> Table {
-    report::runs(
-        report,
-        &[
-            ("by", "by", Unit::Word),
-            ("enqueued/s", "messages_per_second", Unit::Count),
-            ("WAL per message", "wal_bytes_per_message", Unit::Bytes),
-        ],
-    )
-}
+pub(super) const COLUMNS: &[Column] = &[
+    ("by", "by", Unit::Word),
+    ("enqueued/s", "messages_per_second", Unit::Count),
+    ("WAL per message", "wal_bytes_per_message", Unit::Bytes),
+];

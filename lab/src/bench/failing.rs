@@ -1,14 +1,13 @@
 //! The effect of a failing destination on the others.
 
 use anyhow::Result;
-use comfy_table::Table;
 use diesel_outbox::{Destination, Route};
 use serde_json::{Value, json};
 
 use super::children::Receiver;
 use super::delivery::{Delivery, deliver, rate_of};
 use super::ground::{Fill, Ground, TOPIC};
-use super::report::{self, Unit};
+use super::report::{Column, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
 use diesel_outbox_cli::number::whole;
 
@@ -85,15 +84,10 @@ fn mixed(options: &Options) -> Fill {
     }
 }
 
-pub(super) fn table(report: &Value) -> Table {
-    report::runs(
-        report,
-        &[
-            ("the working destination", "what", Unit::Word),
-            ("delivered/s", "messages_per_second", Unit::Count),
-            ("ratio to alone", "ratio", Unit::Ratio),
-            ("failed attempts", "failed_attempts", Unit::Count),
-            ("released unsent", "released", Unit::Count),
-        ],
-    )
-}
+pub(super) const COLUMNS: &[Column] = &[
+    ("the working destination", "what", Unit::Word),
+    ("delivered/s", "messages_per_second", Unit::Count),
+    ("ratio to alone", "ratio", Unit::Ratio),
+    ("failed attempts", "failed_attempts", Unit::Count),
+    ("released unsent", "released", Unit::Count),
+];

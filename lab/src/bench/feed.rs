@@ -20,7 +20,7 @@ use super::delivery::{Delivery, deliver, mean_of, rate_of};
 use super::ground::{Fill, Ground, payload};
 use super::latency;
 use super::measures::wal_position;
-use super::report::{self, Unit};
+use super::report::{self, OWN_CPU, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
 use diesel_outbox_cli::number::whole;
 
@@ -273,11 +273,7 @@ pub(super) fn table(report: &Value) -> Table {
         ("messages", "run", Unit::Word),
         ("messages/s", "messages_per_second", Unit::Count),
         ("ratio to HTTP", "ratio_to_http", Unit::Ratio),
-        (
-            "own CPU per message",
-            "own_cpu_us_per_message",
-            Unit::Micros,
-        ),
+        OWN_CPU,
         ("WAL per message", "wal_bytes_per_message", Unit::Bytes),
     ];
     let mut table = report::runs(report, &columns);

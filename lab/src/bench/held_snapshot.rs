@@ -1,7 +1,6 @@
 //! The effect of an open transaction, which keeps vacuum from removing settled rows, on the relay.
 
 use anyhow::{Context, Result};
-use comfy_table::Table;
 use diesel::PgConnection;
 use diesel::connection::SimpleConnection;
 use diesel_outbox::Relay;
@@ -9,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::delivery::{Delivery, deliver, deliver_behind, mean_of, rate_of};
 use super::ground::{Fill, Ground};
-use super::report::{self, Unit};
+use super::report::{Column, OWN_CPU, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
 use diesel_outbox_cli::number::whole;
 
@@ -135,26 +134,17 @@ impl Measured {
     }
 }
 
-pub(super) fn table(report: &Value) -> Table {
-    report::runs(
-        report,
-        &[
-            ("open transaction of", "holder", Unit::Word),
-            ("delivered/s", "messages_per_second", Unit::Count),
-            ("ratio to nobody", "ratio_without_holder", Unit::Ratio),
-            (
-                "ratio after a start",
-                "ratio_without_holder_after_start",
-                Unit::Ratio,
-            ),
-            ("mean claim", "claim_ms", Unit::Millis),
-            ("p99 claim", "claim_p99_ms", Unit::Millis),
-            ("max claim", "claim_max_ms", Unit::Millis),
-            (
-                "own CPU per message",
-                "own_cpu_us_per_message",
-                Unit::Micros,
-            ),
-        ],
-    )
-}
+pub(super) const COLUMNS: &[Column] = &[
+    ("open transaction of", "holder", Unit::Word),
+    ("delivered/s", "messages_per_second", Unit::Count),
+    ("ratio to nobody", "ratio_without_holder", Unit::Ratio),
+    (
+        "ratio after a start",
+        "ratio_without_holder_after_start",
+        Unit::Ratio,
+    ),
+    ("mean claim", "claim_ms", Unit::Millis),
+    ("p99 claim", "claim_p99_ms", Unit::Millis),
+    ("max claim", "claim_max_ms", Unit::Millis),
+    OWN_CPU,
+];

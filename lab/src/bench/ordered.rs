@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use comfy_table::Table;
 use diesel_outbox::{Destination, HttpDispatcher, Relay, Route, program};
 use serde_json::{Value, json};
 
@@ -11,7 +10,7 @@ use super::MOST_MESSAGES;
 use super::delivery::{Delivery, deliver_with};
 use super::ground::{Fill, Ground};
 use super::order_checker::{Breaches, OrderChecker, Watched};
-use super::report::{self, Unit};
+use super::report::{Column, Unit};
 use diesel_outbox_cli::number::whole;
 
 #[derive(Debug, clap::Args)]
@@ -161,24 +160,19 @@ fn one(fill: &Fill, key_run: u64, ground: &mut Ground) -> Result<(Delivery, Brea
     Ok((delivery, watched.breaches()))
 }
 
-pub(super) fn table(report: &Value) -> Table {
-    report::runs(
-        report,
-        &[
-            ("shape", "shape", Unit::Word),
-            ("keys", "keys", Unit::Count),
-            ("key_run", "key_run", Unit::Count),
-            ("messages", "messages", Unit::Count),
-            ("delivered/s", "messages_per_second", Unit::Count),
-            ("without keys", "unordered_messages_per_second", Unit::Count),
-            ("ratio", "ratio_to_unordered", Unit::Ratio),
-            ("mean claim", "claim_ms", Unit::Millis),
-            ("continued", "continued_share", Unit::Percent),
-            ("misorders", "misorders", Unit::Count),
-            ("overlaps", "overlaps", Unit::Count),
-        ],
-    )
-}
+pub(super) const COLUMNS: &[Column] = &[
+    ("shape", "shape", Unit::Word),
+    ("keys", "keys", Unit::Count),
+    ("key_run", "key_run", Unit::Count),
+    ("messages", "messages", Unit::Count),
+    ("delivered/s", "messages_per_second", Unit::Count),
+    ("without keys", "unordered_messages_per_second", Unit::Count),
+    ("ratio", "ratio_to_unordered", Unit::Ratio),
+    ("mean claim", "claim_ms", Unit::Millis),
+    ("continued", "continued_share", Unit::Percent),
+    ("misorders", "misorders", Unit::Count),
+    ("overlaps", "overlaps", Unit::Count),
+];
 
 #[cfg(test)]
 mod tests {

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use comfy_table::Table;
 use diesel::connection::SimpleConnection;
 use diesel::sql_types::{Double, Text};
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
@@ -15,7 +14,7 @@ use serde_json::{Value, json};
 use super::children::RelayProcess;
 use super::ground::{Ground, TOPIC, payload};
 use super::relay_process::Done;
-use super::report::{self, Unit};
+use super::report::{Column, OWN_CPU, Unit};
 use diesel_outbox_cli::number::whole;
 
 #[derive(Debug, clap::Args)]
@@ -151,22 +150,13 @@ impl Client {
     }
 }
 
-pub(super) fn table(report: &Value) -> Table {
-    report::runs(
-        report,
-        &[
-            ("minute", "minute", Unit::Count),
-            ("commits/s", "committed_per_second", Unit::Count),
-            ("delivered/s", "messages_per_second", Unit::Count),
-            ("waiting", "waiting", Unit::Count),
-            (
-                "own CPU per message",
-                "own_cpu_us_per_message",
-                Unit::Micros,
-            ),
-            ("mean claim", "claim_ms", Unit::Millis),
-            ("dead versions", "dead_versions", Unit::Count),
-            ("table and indexes", "table_mib", Unit::Mebibytes),
-        ],
-    )
-}
+pub(super) const COLUMNS: &[Column] = &[
+    ("minute", "minute", Unit::Count),
+    ("commits/s", "committed_per_second", Unit::Count),
+    ("delivered/s", "messages_per_second", Unit::Count),
+    ("waiting", "waiting", Unit::Count),
+    OWN_CPU,
+    ("mean claim", "claim_ms", Unit::Millis),
+    ("dead versions", "dead_versions", Unit::Count),
+    ("table and indexes", "table_mib", Unit::Mebibytes),
+];

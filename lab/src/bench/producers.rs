@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use comfy_table::Table;
 use diesel::connection::SimpleConnection;
 use diesel::{Connection, PgConnection};
 use diesel_outbox::admin::{self, Pausable};
@@ -16,7 +15,7 @@ use super::children::RelayProcess;
 use super::delivery::Patience;
 use super::ground::{Fill, Ground, TOPIC, payload};
 use super::relay_process::Done;
-use super::report::{self, Unit};
+use super::report::{Column, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
 use diesel_outbox_cli::number::whole;
 
@@ -289,19 +288,14 @@ fn produce(options: &Options, ground: &Ground) -> Result<(u64, f64)> {
     })
 }
 
-pub(super) fn table(report: &Value) -> Table {
-    report::runs(
-        report,
-        &[
-            ("situation", "situation", Unit::Word),
-            ("commits/s", "commits_per_second", Unit::Count),
-            ("compared with", "compared_with", Unit::Word),
-            ("ratio", "ratio", Unit::Ratio),
-            (
-                "relay's messages/s",
-                "relay_messages_per_second",
-                Unit::Count,
-            ),
-        ],
-    )
-}
+pub(super) const COLUMNS: &[Column] = &[
+    ("situation", "situation", Unit::Word),
+    ("commits/s", "commits_per_second", Unit::Count),
+    ("compared with", "compared_with", Unit::Word),
+    ("ratio", "ratio", Unit::Ratio),
+    (
+        "relay's messages/s",
+        "relay_messages_per_second",
+        Unit::Count,
+    ),
+];

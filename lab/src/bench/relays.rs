@@ -3,14 +3,13 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use comfy_table::Table;
 use serde_json::{Value, json};
 
 use super::children::RelayProcess;
 use super::delivery::Patience;
 use super::ground::{Fill, Ground};
 use super::relay_process::Done;
-use super::report::{self, Unit};
+use super::report::{Column, OWN_CPU, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
 use diesel_outbox_cli::number::whole;
 
@@ -127,23 +126,14 @@ fn one(run: &mut Run, messages: u64, ground: &mut Ground) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn table(report: &Value) -> Table {
-    report::runs(
-        report,
-        &[
-            ("relays", "processes", Unit::Count),
-            ("delivered/s", "messages_per_second", Unit::Count),
-            ("ratio to the fewest", "ratio_to_fewest", Unit::Ratio),
-            ("least share", "least_share", Unit::Percent),
-            ("most share", "most_share", Unit::Percent),
-            ("conflicts", "conflicts", Unit::Count),
-            ("messages per claim", "messages_per_claim", Unit::Count),
-            ("mean claim", "claim_ms", Unit::Millis),
-            (
-                "own CPU per message",
-                "own_cpu_us_per_message",
-                Unit::Micros,
-            ),
-        ],
-    )
-}
+pub(super) const COLUMNS: &[Column] = &[
+    ("relays", "processes", Unit::Count),
+    ("delivered/s", "messages_per_second", Unit::Count),
+    ("ratio to the fewest", "ratio_to_fewest", Unit::Ratio),
+    ("least share", "least_share", Unit::Percent),
+    ("most share", "most_share", Unit::Percent),
+    ("conflicts", "conflicts", Unit::Count),
+    ("messages per claim", "messages_per_claim", Unit::Count),
+    ("mean claim", "claim_ms", Unit::Millis),
+    OWN_CPU,
+];

@@ -40,6 +40,12 @@ pub(super) fn shown(value: &Value, unit: Unit) -> String {
 /// A column: heading, key of the values, and format of the values.
 pub(super) type Column = (&'static str, &'static str, Unit);
 
+pub(super) const OWN_CPU: Column = (
+    "own CPU per message",
+    "own_cpu_us_per_message",
+    Unit::Micros,
+);
+
 /// A row for each run of a report.
 pub(super) fn runs(report: &Value, columns: &[Column]) -> Table {
     let headings: Vec<&str> = columns.iter().map(|(heading, _, _)| *heading).collect();
