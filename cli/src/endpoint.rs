@@ -22,8 +22,7 @@ use diesel_outbox::{ConfigError, Outbox, OutboxName};
 use diesel_outbox_pages::pause::state_in_words;
 use diesel_outbox_pages::text::without_credentials;
 use secrecy::ExposeSecret;
-use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use self::change::Changes;
@@ -219,7 +218,7 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
                 return show_secret(conn, endpoints, name);
             }
             match (endpoints.get(conn, name)?, json) {
-                (Some(one), true) => output::json(&Shown::new(&one)),
+                (Some(one), true) => output::json(&as_json(&one)),
                 (Some(one), false) => output::line(shown(&one)),
                 (None, _) => missing(name),
             }
@@ -234,10 +233,9 @@ pub(crate) fn run(action: &Action, settings: &SettingFlags) -> Result<()> {
             })?;
             let refusal = program::refusal(conn, endpoints, &one.name, &config)?;
             if put.json {
-                return output::json(&ShownPut {
-                    one: Shown::new(&one),
-                    refused_by_these_settings: refusal,
-                });
+                let mut shown = as_json(&one);
+                shown["refused_by_these_settings"] = json!(refusal);
+                return output::json(&shown);
             }
             output::line(shown(&one))?;
             if let Some(why) = refusal {
@@ -531,8 +529,7 @@ fn list(conn: &mut PgConnection, endpoints: Endpoints<'_>, how: &List) -> Result
     let limit = usize::try_from(how.limit)?;
     let found = endpoints.list(conn, &filter, limit)?;
     if how.json {
-        let shown: Vec<Shown<'_>> = found.iter().map(Shown::new).collect();
-        return output::json(&shown);
+        return output::json(&found.iter().map(as_json).collect::<Value>());
     }
     if found.is_empty() {
         let is_registered = !endpoints
@@ -633,89 +630,42 @@ fn json_value(text: &str) -> Result<Value, String> {
     serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))
 }
 
-/// An endpoint as JSON, without secrets and without header values.
-#[derive(Serialize)]
-struct Shown<'a> {
-    name: &'a str,
-    kind: &'static str,
-    url: String,
-    topics: &'a [String],
-    tenant_id: Option<String>,
-    filter: Option<&'a Value>,
-    state: &'static str,
-    state_by: Option<&'static str>,
-    state_until: Option<String>,
-    state_reason: Option<&'a str>,
-    enabled: bool,
-    headers: Vec<&'a str>,
-    auth: Option<BTreeMap<&'static str, String>>,
-    /// Every option, also those that have their defaults.
-    #[serde(flatten)]
-    policy: BTreeMap<&'static str, Option<Value>>,
-    description: Option<&'a str>,
-    disabled_reason: Option<&'a str>,
-    disabled_by: Option<&'static str>,
-    /// Who has set a value.
-    set_by: BTreeMap<&'a str, &'static str>,
-    problem: Option<&'a str>,
-    verification: String,
-    verified_at: Option<String>,
-    allowed_rate: Option<String>,
-    verification_error: Option<&'a str>,
-    created_at: Option<String>,
-    updated_at: Option<String>,
-    failing: bool,
-    failing_since: Option<String>,
-    old_secrets_until: Option<String>,
-}
-
-/// The result of `put` as JSON.
-#[derive(Serialize)]
-struct ShownPut<'a> {
-    #[serde(flatten)]
-    one: Shown<'a>,
-    refused_by_these_settings: Option<String>,
-}
-
-impl<'a> Shown<'a> {
-    fn new(one: &'a Endpoint) -> Self {
-        let options = PolicyOption::of_endpoints();
-        Self {
-            name: &one.name,
-            kind: one.kind.as_str(),
-            url: without_credentials(&one.url),
-            topics: &one.topics,
-            tenant_id: one.tenant_id.map(|tenant| tenant.to_string()),
-            filter: one.filter.as_ref(),
-            state: one.state.as_str(),
-            state_by: one.state_by.map(Hand::as_str),
-            state_until: one.state_until.map(time),
-            state_reason: one.state_reason.as_deref(),
-            enabled: one.enabled,
-            headers: one.headers.iter().map(|(name, _)| name.as_str()).collect(),
-            auth: one
-                .auth
-                .as_ref()
-                .map(|auth| BTreeMap::from_iter(program::shown_auth(auth))),
-            policy: options
-                .map(|option| (option.name, option.value(&one.policy)))
-                .collect(),
-            description: one.description.as_deref(),
-            disabled_reason: one.disabled_reason.as_deref(),
-            disabled_by: one.disabled_by.map(Hand::as_str),
-            set_by: (one.set_by.iter())
-                .map(|(name, by)| (name.as_str(), by.as_str()))
-                .collect(),
-            problem: one.problem.as_deref(),
-            verification: one.verification.to_string(),
-            verified_at: one.verified_at.map(time),
-            allowed_rate: one.allowed_rate.map(|rate| rate.to_string()),
-            verification_error: one.verification_error.as_deref(),
-            created_at: one.created_at.map(time),
-            updated_at: one.updated_at.map(time),
-            failing: one.failing,
-            failing_since: one.failing_since.map(time),
-            old_secrets_until: old_secrets_until(one).map(time),
-        }
+/// An endpoint as JSON, without secrets and without header values. It has every option, also those that have their defaults.
+fn as_json(one: &Endpoint) -> Value {
+    let headers: Vec<&str> = one.headers.iter().map(|(name, _)| name.as_str()).collect();
+    let auth = one.auth.as_ref().map(program::shown_auth);
+    let set_by = (one.set_by.iter()).map(|(name, by)| (name.as_str(), by.as_str()));
+    let mut shown = json!({
+        "name": one.name,
+        "kind": one.kind.as_str(),
+        "url": without_credentials(&one.url),
+        "topics": one.topics,
+        "tenant_id": one.tenant_id.map(|tenant| tenant.to_string()),
+        "filter": one.filter,
+        "state": one.state.as_str(),
+        "state_by": one.state_by.map(Hand::as_str),
+        "state_until": one.state_until.map(time),
+        "state_reason": one.state_reason,
+        "enabled": one.enabled,
+        "headers": headers,
+        "auth": auth.map(BTreeMap::from_iter),
+        "description": one.description,
+        "disabled_reason": one.disabled_reason,
+        "disabled_by": one.disabled_by.map(Hand::as_str),
+        "set_by": BTreeMap::from_iter(set_by),
+        "problem": one.problem,
+        "verification": one.verification.to_string(),
+        "verified_at": one.verified_at.map(time),
+        "allowed_rate": one.allowed_rate.map(|rate| rate.to_string()),
+        "verification_error": one.verification_error,
+        "created_at": one.created_at.map(time),
+        "updated_at": one.updated_at.map(time),
+        "failing": one.failing,
+        "failing_since": one.failing_since.map(time),
+        "old_secrets_until": old_secrets_until(one).map(time),
+    });
+    for option in PolicyOption::of_endpoints() {
+        shown[option.name] = json!(option.value(&one.policy));
     }
+    shown
 }
