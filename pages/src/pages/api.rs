@@ -75,7 +75,7 @@ static ROUTES: LazyLock<Vec<Route<Site, Guest>>> = LazyLock::new(|| {
         route!(POST "/endpoints/{name}/deliveries/{id}/send-again", Act, "Send a message to the endpoint again.", send_again <- Because => Done),
         route!(GET "/feeds", Look, "Feeds, by name, and how far they are read.", list_feeds => Listed<Feed>, is_list: true),
         route!(GET "/feeds/{name}", Look, "How far a feed is read.", get_feed => Feed),
-        route!(POST "/feeds/{name}/token", Secrets, "Make a token for the readers of a feed.", make_token <- Tokens => Token),
+        route!(POST "/feeds/{name}/token", Secrets, "Make a token for the readers of a feed.", make_token <- Rotation => Token),
         route!(GET "/messages", Look, "Waiting messages, next due first.", list_messages => Listed<Message>, query: waiting::NAMES, is_list: true),
         route!(GET "/messages/{key}", Look, "A message, by id, idempotency key or sequence.", get_message => Known),
         route!(POST CANCEL.path, Act, CANCEL.about, cancel_message <- One => Became),
@@ -584,17 +584,7 @@ struct EndpointDone {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Rotation {
-    /// How long older secrets also sign (24h).
-    keep: Option<String>,
-    /// Recorded with the act.
-    #[serde(default)]
-    why: String,
-}
-
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct Tokens {
-    /// After this time, older tokens end (24h).
+    /// How long older secrets also sign, or older tokens hold (24h).
     keep: Option<String>,
     /// Recorded with the act.
     #[serde(default)]
@@ -607,21 +597,9 @@ struct Tokens {
 struct Recovery {
     /// RFC 3339, or a duration before now such as `24h`.
     since: String,
-    /// Also what the endpoint missed.
+    /// Of a recovery: also what the endpoint missed.
     #[serde(default)]
     missing: bool,
-    /// Only count.
-    #[serde(default)]
-    dry_run: bool,
-    #[serde(default)]
-    why: String,
-}
-
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct Backfill {
-    /// RFC 3339, or a duration before now such as `24h`.
-    since: String,
     /// Only count.
     #[serde(default)]
     dry_run: bool,
@@ -887,27 +865,7 @@ fn test_endpoint(call: &Call<'_>, given: Because) -> Found<Tested> {
 /// The route of an act that sends an endpoint many messages.
 fn sending(act: &'static SendingAct) -> Route<Site, Guest> {
     let (id, about) = (format!("{}_endpoint", act.name), (act.path, act.about));
-    match act.missing {
-        Some(_) => listed(id, about, move |call, given| send_many(call, act, &given)),
-        None => listed(id, about, move |call, given: Backfill| {
-            let Backfill {
-                since,
-                dry_run,
-                why,
-            } = given;
-            let missing = false;
-            send_many(
-                call,
-                act,
-                &Recovery {
-                    since,
-                    missing,
-                    dry_run,
-                    why,
-                },
-            )
-        }),
-    }
+    listed(id, about, move |call, given| send_many(call, act, &given))
 }
 
 fn send_many(call: &Call<'_>, act: &'static SendingAct, given: &Recovery) -> Found<Count> {
@@ -943,7 +901,7 @@ fn get_feed(call: &Call<'_>) -> Found<Feed> {
     Ok(Feed::of(&found))
 }
 
-fn make_token(call: &Call<'_>, given: Tokens) -> Found<Token> {
+fn make_token(call: &Call<'_>, given: Rotation) -> Found<Token> {
     let keep = given.keep.as_deref().unwrap_or(OVERLAP);
     let made = feed::new_token(&call.visit(), call.part("name"), keep, &given.why)?;
     Ok(made.ok_or_else(Problem::missing)?.into())
