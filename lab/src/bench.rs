@@ -3,6 +3,7 @@
 mod aged;
 mod backlog;
 mod children;
+mod clients;
 mod databases;
 mod delivery;
 mod drain;

@@ -1,18 +1,18 @@
 //! A steady load beside an open transaction, which keeps vacuum from removing what the relay has settled: minute by
 //! minute, so that growth is seen.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use diesel::connection::SimpleConnection;
 use diesel::sql_types::{Double, Text};
-use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
-use diesel_outbox::{NewMessage, Outbox};
+use diesel::{RunQueryDsl, sql_query};
 use serde_json::{Value, json};
 
 use super::children::RelayProcess;
-use super::ground::{Ground, TOPIC, payload};
+use super::clients::{Client, beside};
+use super::ground::Ground;
 use super::relay_process::Done;
 use super::report::{Column, OWN_CPU, Unit};
 use diesel_outbox_cli::number::whole;
@@ -41,22 +41,12 @@ pub(super) fn measure(options: &Options, ground: &mut Ground) -> Result<Value> {
     )?;
     let mut relay = RelayProcess::start(ground)?;
     relay.begin()?;
+    let interval = Duration::from_secs(1) / options.rate;
     let clients = (0..CLIENTS)
-        .map(|number| Client::new(ground, number, options.rate))
+        .map(|number| Client::new(ground, interval * number, interval * CLIENTS))
         .collect::<Result<Vec<_>>>()?;
-    let (has_ended, committed) = (&AtomicBool::new(false), &AtomicU64::new(0));
-    let runs = std::thread::scope(|scope| {
-        let clients: Vec<_> = clients
-            .into_iter()
-            .map(|client| scope.spawn(move || client.commit_until(has_ended, committed)))
-            .collect();
-        let runs = watch(options, ground, &mut relay, committed);
-        has_ended.store(true, Ordering::Relaxed);
-        for client in clients {
-            let done = client.join().ok().context("a client panicked")?;
-            done.context("a client failed")?;
-        }
-        runs
+    let (runs, _) = beside(clients, |committed| {
+        watch(options, ground, &mut relay, committed)
     })?;
     relay.finish()?;
     (holder.batch_execute("COMMIT")).context("the transaction ended before the measurement")?;
@@ -112,41 +102,6 @@ impl Size {
                            pg_total_relation_size($1::regclass) / 1048576.0::float8 AS mib";
         let size = sql_query(size).bind::<Text, _>(table);
         Ok(size.get_result(&mut ground.conn)?)
-    }
-}
-
-/// A client that commits every so often.
-struct Client {
-    conn: PgConnection,
-    outbox: Outbox,
-    payload: Value,
-    first: Duration,
-    interval: Duration,
-}
-
-impl Client {
-    fn new(ground: &Ground, number: u32, rate: u32) -> Result<Self> {
-        let interval = Duration::from_secs(1) / rate;
-        Ok(Self {
-            conn: ground.connect()?,
-            outbox: Outbox::from(ground.config.table.clone()),
-            payload: payload(ground.payload_bytes),
-            first: interval * number,
-            interval: interval * CLIENTS,
-        })
-    }
-
-    fn commit_until(mut self, has_ended: &AtomicBool, committed: &AtomicU64) -> Result<()> {
-        let mut due = Instant::now() + self.first;
-        while !has_ended.load(Ordering::Relaxed) {
-            std::thread::sleep(due.saturating_duration_since(Instant::now()));
-            let message = NewMessage::new(TOPIC, &self.payload)?;
-            self.conn
-                .transaction(|conn| self.outbox.enqueue(conn, message))?;
-            committed.fetch_add(1, Ordering::Relaxed);
-            due += self.interval;
-        }
-        Ok(())
     }
 }
 

@@ -1,19 +1,17 @@
 //! The cost of the outbox for clients that write to it: commits per second of many clients, with and without the
 //! table's triggers, and with a relay that is absent, asleep or busy, alone or with others.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use diesel::connection::SimpleConnection;
-use diesel::{Connection, PgConnection};
 use diesel_outbox::admin::{self, Pausable};
-use diesel_outbox::{NewMessage, Outbox};
 use serde_json::{Value, json};
 
 use super::children::RelayProcess;
+use super::clients::{Client, beside};
 use super::delivery::Patience;
-use super::ground::{Fill, Ground, TOPIC, payload};
+use super::ground::{Fill, Ground, TOPIC};
 use super::relay_process::Done;
 use super::report::{Column, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
@@ -235,57 +233,15 @@ fn one(situation: &mut Situation, options: &Options, ground: &mut Ground) -> Res
     Ok(())
 }
 
-/// A client that commits as fast as it can.
-struct Client {
-    conn: PgConnection,
-    outbox: Outbox,
-    payload: Value,
-}
-
-impl Client {
-    fn new(ground: &Ground) -> Result<Self> {
-        Ok(Self {
-            conn: ground.connect()?,
-            outbox: Outbox::from(ground.config.table.clone()),
-            payload: payload(ground.payload_bytes),
-        })
-    }
-
-    /// Returns the number of commits.
-    fn commit_until(mut self, has_ended: &AtomicBool) -> Result<u64> {
-        let mut commits = 0;
-        while !has_ended.load(Ordering::Relaxed) {
-            let message = NewMessage::new(TOPIC, &self.payload)?;
-            self.conn
-                .transaction(|conn| self.outbox.enqueue(conn, message))?;
-            commits += 1;
-        }
-        Ok(commits)
-    }
-}
-
 /// Runs the clients. Returns the number of commits, and the elapsed seconds.
 fn produce(options: &Options, ground: &Ground) -> Result<(u64, f64)> {
     let clients = (0..options.clients)
-        .map(|_| Client::new(ground))
+        .map(|_| Client::new(ground, Duration::ZERO, Duration::ZERO))
         .collect::<Result<Vec<_>>>()?;
-    let has_ended = &AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let began = Instant::now();
-        let clients: Vec<_> = clients
-            .into_iter()
-            .map(|client| scope.spawn(move || client.commit_until(has_ended)))
-            .collect();
-        let waited = ground.wait(Duration::from_secs(options.seconds));
-        has_ended.store(true, Ordering::Relaxed);
-        let mut commits = 0;
-        for client in clients {
-            let done = client.join().ok().context("a client panicked")?;
-            commits += done.context("a client failed")?;
-        }
-        waited?;
-        Ok((commits, began.elapsed().as_secs_f64()))
-    })
+    let began = Instant::now();
+    let wait = |_: &_| ground.wait(Duration::from_secs(options.seconds));
+    let ((), commits) = beside(clients, wait)?;
+    Ok((commits, began.elapsed().as_secs_f64()))
 }
 
 pub(super) const COLUMNS: &[Column] = &[
