@@ -129,25 +129,30 @@ fn show(findings: &[Finding]) -> Result<()> {
 }
 
 impl Finding {
-    fn new(what: &'static str, level: Level, detail: String) -> Self {
+    fn new(what: &'static str, level: Level, detail: impl Into<String>) -> Self {
         Self {
             what,
             level,
-            detail,
+            detail: detail.into(),
             advice: None,
         }
     }
+
+    fn advise(self, advice: impl Into<String>) -> Self {
+        let advice = Some(advice.into());
+        Self { advice, ..self }
+    }
 }
 
-fn good(what: &'static str, detail: String) -> Finding {
+fn good(what: &'static str, detail: impl Into<String>) -> Finding {
     Finding::new(what, Level::Good, detail)
 }
 
-fn warning(what: &'static str, detail: String) -> Finding {
+fn warning(what: &'static str, detail: impl Into<String>) -> Finding {
     Finding::new(what, Level::Warning, detail)
 }
 
-fn bad(what: &'static str, detail: String) -> Finding {
+fn bad(what: &'static str, detail: impl Into<String>) -> Finding {
     Finding::new(what, Level::Problem, detail)
 }
 
@@ -196,15 +201,11 @@ fn database(
     findings.push(match program::missing_rights(&mut conn, &config.table) {
         Ok(missing) if missing.is_empty() => good(
             "rights",
-            "the role has all rights that a relay needs".to_owned(),
+            "the role has all rights that a relay needs",
         ),
-        Ok(missing) => Finding {
-            advice: Some(
-                "GRANT the role outbox_relay, which `diesel-outbox migrate --print --roles` prints, or grant what is missing"
-                    .to_owned(),
-            ),
-            ..bad("rights", format!("missing: {}", missing.join("; ")))
-        },
+        Ok(missing) => bad("rights", format!("missing: {}", missing.join("; "))).advise(
+            "GRANT the role outbox_relay, which `diesel-outbox migrate --print --roles` prints, or grant what is missing",
+        ),
         Err(error) => bad("rights", error.to_string()),
     });
     findings.push(wake_up(program::wake_up(&mut conn, config), config));
@@ -227,14 +228,11 @@ fn database(
             // A pause that expires is a temporary failure of a receiver.
             match pause.left {
                 Some(_) => warning("pause", sentence),
-                None => Finding {
-                    advice: Some(format!(
-                        "once the cause is mended: `diesel-outbox resume {} {}`",
-                        pause.kind.as_str(),
-                        output::name(&pause.name)
-                    )),
-                    ..bad("pause", sentence)
-                },
+                None => bad("pause", sentence).advise(format!(
+                    "once the cause is mended: `diesel-outbox resume {} {}`",
+                    pause.kind.as_str(),
+                    output::name(&pause.name)
+                )),
             }
         })),
         Err(error) => findings.push(unchecked("pause", &error)),
@@ -275,17 +273,15 @@ fn keys_that_wait(keys: &[BlockedKey]) -> Vec<Finding> {
         |key| key.status != Status::Dead && key.waits.is_none(),
         "a retry or a delayed message",
     );
-    let held = held.map(|(detail, sequence)| Finding {
-        advice: Some(format!(
+    let held = held.map(|(detail, sequence)| {
+        warning("keys", detail).advise(format!(
             "`diesel-outbox keys` shows the keys: requeue or discard each dead letter, as in `diesel-outbox dead requeue {sequence}`"
-        )),
-        ..warning("keys", detail)
+        ))
     });
-    let closed = closed.map(|(detail, sequence)| Finding {
-        advice: Some(format!(
+    let closed = closed.map(|(detail, sequence)| {
+        warning("keys", detail).advise(format!(
             "`diesel-outbox message show {sequence}` says why the first message waits"
-        )),
-        ..warning("keys", detail)
+        ))
     });
     let late = late.map(|(detail, _)| good("keys", detail));
     held.into_iter().chain(closed).chain(late).collect()
@@ -312,7 +308,7 @@ fn wake_up(found: Result<WakeUp, DatabaseError>, config: &Config) -> Finding {
         config.poll_interval
     );
     let why = match found {
-        Ok(WakeUp::Listening) => return good("wake-up", "a commit wakes the relay".to_owned()),
+        Ok(WakeUp::Listening) => return good("wake-up", "a commit wakes the relay"),
         Ok(WakeUp::Off) => return good("wake-up", format!("the listener is off: {polls}")),
         Ok(WakeUp::Pooled) => {
             "the connection leads through a pooler (set OUTBOX_LISTENER_URL to a direct connection)"
@@ -336,13 +332,10 @@ fn topics(
     let is_unknown = routes::name_none(config) && !leases.iter().any(LeaseRow::is_alive);
     let topics = program::topics(conn, &config.table)?;
     let found = topics.iter().map(|topic| match is_unknown {
-        true => Finding {
-            level: Level::Skipped,
-            ..good(
-                "topic",
-                format!("{} waits for a relay: none is running", topic.topic),
-            )
-        },
+        true => {
+            let detail = format!("{} waits for a relay: none is running", topic.topic);
+            Finding::new("topic", Level::Skipped, detail)
+        }
         false => goes(topic, dispatcher),
     });
     Ok(found.collect())
@@ -368,11 +361,6 @@ fn goes(live: &LiveTopic, dispatcher: &HttpDispatcher) -> Finding {
         },
     };
     let why = live.unserved.as_ref().unwrap_or(&missing);
-    Finding {
-        advice: Some(program::next_step(why, live.waiting)),
-        ..bad(
-            "topic",
-            format!("{topic} waits ({}): {why}", program::reason_of(why)),
-        )
-    }
+    let detail = format!("{topic} waits ({}): {why}", program::reason_of(why));
+    bad("topic", detail).advise(program::next_step(why, live.waiting))
 }

@@ -166,13 +166,10 @@ impl<'a> Differences<'a> {
                 messages(count.sum()),
                 of(topic, *version)
             );
-            findings.push(Finding {
-                advice: Some(format!(
-                    "give the type Event::VERSION {} and teach Event::decode this shape, or keep the field",
-                    version + 1
-                )),
-                ..bad(WHAT, detail)
-            });
+            findings.push(bad(WHAT, detail).advise(format!(
+                "give the type Event::VERSION {} and teach Event::decode this shape, or keep the field",
+                version + 1
+            )));
         }
         for ((topic, version), count) in &self.other_versions {
             let detail = format!(
@@ -180,10 +177,8 @@ impl<'a> Differences<'a> {
                 messages(count.sum()),
                 of(topic, *version)
             );
-            findings.push(Finding {
-                advice: Some("Event::decode of the type must read it".to_owned()),
-                ..warning(WHAT, detail)
-            });
+            let advice = "Event::decode of the type must read it";
+            findings.push(warning(WHAT, detail).advise(advice));
         }
         if !self.other_topics.is_empty() {
             let mut named: Vec<String> = (self.other_topics.iter())

@@ -14,29 +14,23 @@ pub(super) fn findings(config: &Config) -> Vec<Finding> {
     let routes = program::all_routes(config);
     if routes.is_empty() && program::expects_endpoints(config) {
         let registered = "every topic -> the endpoints that subscribe to it";
-        return vec![good("route", registered.to_owned())];
+        return vec![good("route", registered)];
     }
     if name_none(config) {
-        return vec![Finding {
-            what: "route",
-            level: Level::Skipped,
-            detail: "these settings name no destination, so only the database and the running relays are checked"
-                .to_owned(),
-            advice: Some(
-                "to check the settings of a relay, run this command with them: OUTBOX_URL, OUTBOX_CONFIG or OUTBOX_ENDPOINT_THREADS"
-                    .to_owned(),
-            ),
-        }];
+        let detail = "these settings name no destination, so only the database and the running relays are checked";
+        return vec![Finding::new("route", Level::Skipped, detail).advise(
+            "to check the settings of a relay, run this command with them: OUTBOX_URL, OUTBOX_CONFIG or OUTBOX_ENDPOINT_THREADS",
+        )];
     }
     if routes.is_empty() {
         let nothing =
             "there is no route and no OUTBOX_URL: only messages that name a destination are sent";
-        return vec![bad("route", nothing.to_owned())];
+        return vec![bad("route", nothing)];
     }
     let mut findings: Vec<Finding> = routes.iter().map(in_words).collect();
     if !routes.iter().any(|route| route.topic == REST) {
         let rest = "every other topic -> nothing (NO_ROUTE)";
-        findings.push(good("route", rest.to_owned()));
+        findings.push(good("route", rest));
     }
     findings
 }

@@ -71,12 +71,9 @@ fn shared(hosts: &[&str], is_default: bool) -> Finding {
         hosts.len(),
         named(hosts),
     );
-    Finding {
-        advice: Some(
-            "give each destination its own secret (`diesel-outbox secret new`), or use an asymmetric secret, with which receivers cannot sign (`diesel-outbox secret new --asymmetric`)".to_owned(),
-        ),
-        ..warning(WHAT, detail)
-    }
+    warning(WHAT, detail).advise(
+        "give each destination its own secret (`diesel-outbox secret new`), or use an asymmetric secret, with which receivers cannot sign (`diesel-outbox secret new --asymmetric`)",
+    )
 }
 
 /// The first [`MOST_NAMED`] names.
@@ -104,12 +101,9 @@ pub(super) fn at_rest(conn: &mut PgConnection, config: &Config) -> Vec<Finding> 
             found.unreadable.len(),
             named(&found.unreadable),
         );
-        findings.push(Finding {
-            advice: Some(
-                "set OUTBOX_SECRET_KEY to the key that encrypted the secrets, or replace the secrets: `diesel-outbox endpoint rotate NAME --keep 0s`, and `endpoint put NAME --auth` if the destination has authentication".to_owned(),
-            ),
-            ..bad(WHAT, detail)
-        });
+        findings.push(bad(WHAT, detail).advise(
+            "set OUTBOX_SECRET_KEY to the key that encrypted the secrets, or replace the secrets: `diesel-outbox endpoint rotate NAME --keep 0s`, and `endpoint put NAME --auth` if the destination has authentication",
+        ));
     }
     if config.secret_keys.is_empty() {
         return findings;
@@ -120,10 +114,8 @@ pub(super) fn at_rest(conn: &mut PgConnection, config: &Config) -> Vec<Finding> 
             "the secrets of {old} endpoints are not encrypted with the newest key ({} plain, {} with an older key)",
             found.plain, found.older,
         );
-        findings.push(Finding {
-            advice: Some("`diesel-outbox endpoint encrypt` encrypts them".to_owned()),
-            ..warning(WHAT, detail)
-        });
+        let advice = "`diesel-outbox endpoint encrypt` encrypts them";
+        findings.push(warning(WHAT, detail).advise(advice));
     } else if found.newest > 0 {
         let detail = format!(
             "the secrets of {} endpoints are encrypted with the newest key",
