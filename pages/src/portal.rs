@@ -37,7 +37,7 @@ use crate::database::{Connections, Database};
 use crate::feeds::Waiters;
 use crate::key::Key;
 use crate::pages;
-use crate::pages::layout::{Head, document, mark};
+use crate::pages::layout::{Head, dialog, document, mark};
 use crate::request::{Form, Request};
 use crate::response::Response;
 use crate::visitor::Needs;
@@ -723,6 +723,11 @@ impl Asked<'_> {
         };
         let inside = (self.request.path.as_str(), &above);
         (self.portal).document(status, words, title, Some(inside), content)
+    }
+
+    /// A page with only one section.
+    fn dialog(&self, status: StatusCode, title: &str, content: &Markup) -> Response {
+        self.page(status, title, &dialog(title, content))
     }
 
     /// What the change has done that redirected to this page. Only known values of the address give a notice.

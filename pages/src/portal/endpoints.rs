@@ -458,64 +458,59 @@ fn form(
     };
     let is_new_feed = written.kind.as_deref() == Some(EndpointKind::Feed.as_str());
     let content = html! {
-        section.panel {
-            div.head { h1 { (title) } }
-            div.body {
-                @if let Some((_, why)) = refused { p.refused role="alert" { (why) } }
-                form.stack method="post" action=(action) {
-                    (asked.token())
-                    @if let Some(one) = one { input type="hidden" name="name" value=(one.name); }
-                    @if one.is_none() {
-                        fieldset {
-                            legend { (words.way) }
-                            @for (kind, name, hint) in [(EndpointKind::Webhook, words.we_call_you, words.we_call_you_hint), (EndpointKind::Feed, words.you_fetch, words.you_fetch_hint)] {
-                                label {
-                                    input type="radio" name="kind" value=(kind) checked[(kind == EndpointKind::Feed) == is_new_feed];
-                                    " " strong { (name) } " " span.quiet { (hint) }
-                                }
-                            }
+        @if let Some((_, why)) = refused { p.refused role="alert" { (why) } }
+        form.stack method="post" action=(action) {
+            (asked.token())
+            @if let Some(one) = one { input type="hidden" name="name" value=(one.name); }
+            @if one.is_none() {
+                fieldset {
+                    legend { (words.way) }
+                    @for (kind, name, hint) in [(EndpointKind::Webhook, words.we_call_you, words.we_call_you_hint), (EndpointKind::Feed, words.you_fetch, words.you_fetch_hint)] {
+                        label {
+                            input type="radio" name="kind" value=(kind) checked[(kind == EndpointKind::Feed) == is_new_feed];
+                            " " strong { (name) } " " span.quiet { (hint) }
                         }
-                    }
-                    @if !one.is_some_and(is_feed) { label.field.of-webhook { (words.url)
-                        input type="url" name="url" maxlength="2048" required[one.is_some()] value=(written.url.as_deref().unwrap_or_default()) placeholder="https://";
-                    } }
-                    label.field { (words.description)
-                        input name="description" maxlength=(LONGEST_DESCRIPTION) value=(written.description.as_deref().unwrap_or_default());
-                    }
-                    @if !catalogue.is_empty() {
-                        fieldset {
-                            legend { (words.topics) }
-                            @for topic in catalogue {
-                                div {
-                                    label {
-                                        input type="checkbox" name="topic" value=(topic.topic) checked[has(&topic.topic)];
-                                        " " strong { (topic.topic) } " " span.quiet { (topic.description) }
-                                    }
-                                    @if !topic.example.is_null() {
-                                        details { summary { (words.example) } pre tabindex="0" { (format!("{:#}", topic.example)) } }
-                                    }
-                                }
-                            }
-                            @for pattern in others {
-                                div { label { input type="checkbox" name="topic" value=(pattern) checked[has(pattern)]; " " strong { (pattern) } } }
-                            }
-                        }
-                    }
-                    fieldset {
-                        legend { (words.filter) }
-                        (filter(words, one, written, refusal))
-                    }
-                    // Enter presses the first button.
-                    div.do {
-                        button { (words.save) }
-                        button.second name="more" value="yes" formnovalidate { (words.more_conditions) }
-                        a.button.second href=(back) { (words.cancel) }
                     }
                 }
             }
+            @if !one.is_some_and(is_feed) { label.field.of-webhook { (words.url)
+                input type="url" name="url" maxlength="2048" required[one.is_some()] value=(written.url.as_deref().unwrap_or_default()) placeholder="https://";
+            } }
+            label.field { (words.description)
+                input name="description" maxlength=(LONGEST_DESCRIPTION) value=(written.description.as_deref().unwrap_or_default());
+            }
+            @if !catalogue.is_empty() {
+                fieldset {
+                    legend { (words.topics) }
+                    @for topic in catalogue {
+                        div {
+                            label {
+                                input type="checkbox" name="topic" value=(topic.topic) checked[has(&topic.topic)];
+                                " " strong { (topic.topic) } " " span.quiet { (topic.description) }
+                            }
+                            @if !topic.example.is_null() {
+                                details { summary { (words.example) } pre tabindex="0" { (format!("{:#}", topic.example)) } }
+                            }
+                        }
+                    }
+                    @for pattern in others {
+                        div { label { input type="checkbox" name="topic" value=(pattern) checked[has(pattern)]; " " strong { (pattern) } } }
+                    }
+                }
+            }
+            fieldset {
+                legend { (words.filter) }
+                (filter(words, one, written, refusal))
+            }
+            // Enter presses the first button.
+            div.do {
+                button { (words.save) }
+                button.second name="more" value="yes" formnovalidate { (words.more_conditions) }
+                a.button.second href=(back) { (words.cancel) }
+            }
         }
     };
-    asked.page(status, title, &content)
+    asked.dialog(status, title, &content)
 }
 
 /// The conditions of an endpoint, and some empty ones; or its filter as JSON.
@@ -842,17 +837,12 @@ pub(super) fn rotate(asked: &Asked<'_>) -> Result<Response, Refusal> {
 fn show_secret(asked: &Asked<'_>, name: &str, secret: &str, hint: &str) -> Response {
     let words = asked.words;
     let content = html! {
-        section.panel {
-            div.head { h1 { (words.secret) } }
-            div.body {
-                p { (hint) }
-                p { code id="secret" { (secret) } }
-                p.refused role="status" { (words.secret_once) }
-                p { a.button href=(endpoint_page(name)) { (words.back) } }
-            }
-        }
+        p { (hint) }
+        p { code id="secret" { (secret) } }
+        p.refused role="status" { (words.secret_once) }
+        p { a.button href=(endpoint_page(name)) { (words.back) } }
     };
-    asked.page(StatusCode::OK, words.secret, &content)
+    asked.dialog(StatusCode::OK, words.secret, &content)
 }
 
 pub(super) fn enable(asked: &Asked<'_>) -> Result<Response, Refusal> {
@@ -919,24 +909,19 @@ fn ask_to_remove(asked: &Asked<'_>, name: &str) -> Result<Response, Refusal> {
         None => words.remove_sure,
     };
     let content = html! {
-        section.panel {
-            div.head { h1 { (words.remove) } }
-            div.body {
-                @if let Some(waiting) = found.waiting {
-                    p { (words.remove_waiting.replace("{}", &words.number(waiting))) }
-                }
-                @if let Some(feed) = feed {
-                    p { (words.remove_unread.replace("{}", &words.number(feed.unread()))) }
-                }
-                (act(asked, name, "/endpoint/remove", &html! {
-                    label { input type="checkbox" name="sure" value="yes" required; " " (sure) }
-                    button.danger { (words.remove) }
-                    a.button.second href=(endpoint_page(name)) { (words.cancel) }
-                }))
-            }
+        @if let Some(waiting) = found.waiting {
+            p { (words.remove_waiting.replace("{}", &words.number(waiting))) }
         }
+        @if let Some(feed) = feed {
+            p { (words.remove_unread.replace("{}", &words.number(feed.unread()))) }
+        }
+        (act(asked, name, "/endpoint/remove", &html! {
+            label { input type="checkbox" name="sure" value="yes" required; " " (sure) }
+            button.danger { (words.remove) }
+            a.button.second href=(endpoint_page(name)) { (words.cancel) }
+        }))
     };
-    Ok(asked.page(StatusCode::OK, words.remove, &content))
+    Ok(asked.dialog(StatusCode::OK, words.remove, &content))
 }
 
 pub(super) fn remove(asked: &Asked<'_>) -> Result<Response, Refusal> {
@@ -994,26 +979,21 @@ pub(super) fn test(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let words = asked.words;
     let body = answer.body.as_ref().filter(|_| asked.shows_responses());
     let content = html! {
-        section.panel {
-            div.head { h1 { (words.example_event) } }
-            div.body {
-                p {
-                    @if answer.went_well { span.badge.good { (words.delivered) } " " (words.test_accepted) }
-                    @else { span.badge.bad { (words.error) } " " (words.test_failed) }
-                }
-                dl.facts {
-                    dt { (words.status_code) }
-                    dd { @if let Some(status) = answer.http_status { "HTTP " (status) } @else { (words.no_response) } }
-                    @if let Some(error) = answer.public_error() { dt { (words.error) } dd { (words.failure(&error)) } }
-                    dt { (words.took) } dd { (words.duration(answer.took)) }
-                    dt { (words.message) } dd.key { (answer.message_id) }
-                }
-                @if let Some(body) = body { pre tabindex="0" { (body) } }
-                p { a.button.second href=(endpoint_page(name)) { (words.back) } }
-            }
+        p {
+            @if answer.went_well { span.badge.good { (words.delivered) } " " (words.test_accepted) }
+            @else { span.badge.bad { (words.error) } " " (words.test_failed) }
         }
+        dl.facts {
+            dt { (words.status_code) }
+            dd { @if let Some(status) = answer.http_status { "HTTP " (status) } @else { (words.no_response) } }
+            @if let Some(error) = answer.public_error() { dt { (words.error) } dd { (words.failure(&error)) } }
+            dt { (words.took) } dd { (words.duration(answer.took)) }
+            dt { (words.message) } dd.key { (answer.message_id) }
+        }
+        @if let Some(body) = body { pre tabindex="0" { (body) } }
+        p { a.button.second href=(endpoint_page(name)) { (words.back) } }
     };
-    Ok(asked.page(StatusCode::OK, words.example_event, &content))
+    Ok(asked.dialog(StatusCode::OK, words.example_event, &content))
 }
 
 /// Sends events now that wait for a retry. `true`: the time was too short for all.

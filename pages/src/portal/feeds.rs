@@ -85,20 +85,15 @@ pub(super) fn token(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let url = events_url(asked.request, &asked.portal.base, name);
     let command = format!("curl -i -H \"Authorization: Bearer {token}\" \"{url}?after=begin\"");
     let content = html! {
-        section.panel {
-            div.head { h1 { (words.token) } }
-            div.body {
-                p { (words.token_hint) }
-                p { code id="secret" { (token) } }
-                p.refused role="status" { (words.token_once) }
-                p { (words.fetch_hint) }
-                pre tabindex="0" role="region" aria-label=(words.request) { (command) }
-                p.quiet { (words.next_hint) }
-                p { a.button href=(endpoint_page(name)) { (words.back) } }
-            }
-        }
+        p { (words.token_hint) }
+        p { code id="secret" { (token) } }
+        p.refused role="status" { (words.token_once) }
+        p { (words.fetch_hint) }
+        pre tabindex="0" role="region" aria-label=(words.request) { (command) }
+        p.quiet { (words.next_hint) }
+        p { a.button href=(endpoint_page(name)) { (words.back) } }
     };
-    Ok(asked.page(StatusCode::OK, words.token, &content))
+    Ok(asked.dialog(StatusCode::OK, words.token, &content))
 }
 
 impl Portal {
