@@ -15,6 +15,7 @@ use diesel_outbox_pages::{MetricsPage, Pages, Readiness, Visitor};
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use self::server::{Later, Reply, Request, Server};
+use crate::threads::spawn;
 
 /// The largest body of a request: a form with a list of messages.
 const MOST_FORM_BYTES: usize = 256 * 1024;
@@ -99,10 +100,9 @@ impl Bound {
     ) -> Result<Page> {
         let (stop, stopped) = bounded(0);
         let recorder = self.recorder;
-        std::thread::Builder::new()
-            .name("admin-metrics".to_owned())
-            .spawn(move || metrics::sum_up_until(&recorder, &stopped))
-            .context("cannot start a thread")?;
+        spawn("admin-metrics", move || {
+            metrics::sum_up_until(&recorder, &stopped)
+        })?;
         let server = Server::start(self.listener, Arc::new(respond), MOST_FORM_BYTES)?;
         let page = Page {
             server,

@@ -25,6 +25,7 @@ use self::shown::{Shown, Shows};
 use crate::admin::Bound;
 use crate::number::whole;
 use crate::settings::SettingFlags;
+use crate::threads::spawn;
 use crate::{descriptors, logging, signals};
 
 /// Options of `run` for many databases.
@@ -242,16 +243,13 @@ impl Group {
                 // Not all at once, also not an hour later.
                 maintenance: Instant::now() + MAINTENANCE * number / u32::try_from(count)?,
             };
-            let thread = std::thread::Builder::new()
-                .name(format!("{name} relay-keeper"))
-                .spawn({
-                    let end = self.ends.0.clone();
-                    move || {
-                        keeper.run(wait);
-                        drop(end);
-                    }
-                })
-                .context("cannot start a thread")?;
+            let thread = spawn(format!("{name} relay-keeper"), {
+                let end = self.ends.0.clone();
+                move || {
+                    keeper.run(wait);
+                    drop(end);
+                }
+            })?;
             let running = Running {
                 url,
                 _stop: stop,
@@ -467,13 +465,10 @@ impl Keeper {
             return Ok(ended(&relay, longest));
         }
         let (end, stats) = bounded(1);
-        std::thread::Builder::new()
-            .name(format!("{} relay-end", self.name))
-            .spawn(move || {
-                // Perhaps nobody waits.
-                let _ = end.send(ended(&relay, LONGEST_END));
-            })
-            .context("cannot start a thread")?;
+        spawn(format!("{} relay-end", self.name), move || {
+            // Perhaps nobody waits.
+            let _ = end.send(ended(&relay, LONGEST_END));
+        })?;
         if result.is_err() {
             return Ok(Stats::default());
         }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use diesel_outbox::admin::{self, Pause, Unserved};
 use diesel_outbox::program::{self, DueTopic, RefusedEndpoint};
@@ -16,6 +16,7 @@ use serde_json::json;
 use crate::connection::connect;
 use crate::number::whole;
 use crate::settings::SettingFlags;
+use crate::threads::spawn;
 use crate::{descriptors, logging, output, pauses, signals};
 
 /// Options of `drain`.
@@ -138,15 +139,12 @@ fn count(due: &[DueTopic]) -> u64 {
 fn when_idle(relay: &Arc<RelayHandle>) -> Result<Receiver<()>> {
     let (idle, is_idle) = bounded(1);
     let relay = Arc::clone(relay);
-    std::thread::Builder::new()
-        .name("idle".to_owned())
-        .spawn(move || {
-            if relay.wait_until_idle(Duration::MAX) {
-                // After an interruption nobody receives.
-                let _ = idle.send(());
-            }
-        })
-        .context("cannot start a thread")?;
+    spawn("idle", move || {
+        if relay.wait_until_idle(Duration::MAX) {
+            // After an interruption nobody receives.
+            let _ = idle.send(());
+        }
+    })?;
     Ok(is_idle)
 }
 

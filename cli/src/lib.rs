@@ -39,6 +39,7 @@ pub mod signals;
 mod signed;
 mod status;
 mod tail;
+pub mod threads;
 mod topics;
 mod values;
 

@@ -12,6 +12,7 @@ use secrecy::ExposeSecret;
 
 use crate::admin::Bound;
 use crate::settings::SettingFlags;
+use crate::threads::spawn;
 use crate::{descriptors, logging, signals};
 
 /// How often the relay is checked for a thread that ended unexpectedly.
@@ -62,13 +63,10 @@ pub(crate) fn run(settings: &SettingFlags) -> Result<()> {
 fn start(config: &Config, signals: &Receiver<i32>) -> Result<Option<Arc<RelayHandle>>> {
     let (done, started) = bounded(1);
     let relay = Relay::from_config(config.clone());
-    std::thread::Builder::new()
-        .name("start".to_owned())
-        .spawn(move || {
-            // Nobody reads the result while the process ends.
-            let _ = done.send(relay.start());
-        })
-        .context("cannot start a thread")?;
+    spawn("start", move || {
+        // Nobody reads the result while the process ends.
+        let _ = done.send(relay.start());
+    })?;
     select! {
         recv(started) -> relay => return Ok(Some(Arc::new(relay.context("a thread panicked")??))),
         recv(signals) -> _ => {}

@@ -6,20 +6,18 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::logging;
+use crate::threads::spawn;
 
 /// Returns [`channel`], and a second channel that receives SIGHUP: a request to reload the settings.
 pub(crate) fn with_reload() -> Result<(Receiver<i32>, Receiver<()>)> {
     let mut signals = Signals::new([SIGHUP]).context("cannot listen for signals")?;
     let (ask, asked) = bounded(1);
-    std::thread::Builder::new()
-        .name("reload".to_owned())
-        .spawn(move || {
-            for _ in signals.forever() {
-                // Full: a reload is already requested.
-                let _ = ask.try_send(());
-            }
-        })
-        .context("cannot start a thread")?;
+    spawn("reload", move || {
+        for _ in signals.forever() {
+            // Full: a reload is already requested.
+            let _ = ask.try_send(());
+        }
+    })?;
     Ok((channel()?, asked))
 }
 
@@ -30,15 +28,12 @@ pub(crate) fn at_each<T: Send + 'static>(
     mut work: impl FnMut() -> T + Send + 'static,
 ) -> Result<Receiver<T>> {
     let (done, results) = bounded(1);
-    std::thread::Builder::new()
-        .name("reload-settings".to_owned())
-        .spawn(move || {
-            for () in asked {
-                // Nobody reads the result while the process ends.
-                let _ = done.send(work());
-            }
-        })
-        .context("cannot start a thread")?;
+    spawn("reload-settings", move || {
+        for () in asked {
+            // Nobody reads the result while the process ends.
+            let _ = done.send(work());
+        }
+    })?;
     Ok(results)
 }
 
@@ -51,13 +46,10 @@ pub(crate) fn at_each<T: Send + 'static>(
 pub(crate) fn or_until_signal(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
     let signals = channel()?;
     let (end, ended) = bounded(1);
-    std::thread::Builder::new()
-        .name("work".to_owned())
-        .spawn(move || {
-            // After a signal nobody receives.
-            let _ = end.send(work());
-        })
-        .context("cannot start a thread")?;
+    spawn("work", move || {
+        // After a signal nobody receives.
+        let _ = end.send(work());
+    })?;
     select! {
         recv(signals) -> _ => Ok(()),
         recv(ended) -> result => result.context("the command panicked")?,
@@ -72,22 +64,19 @@ pub(crate) fn or_until_signal(work: impl FnOnce() -> Result<()> + Send + 'static
 pub fn channel() -> Result<Receiver<i32>> {
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot listen for signals")?;
     let (first, received) = bounded(1);
-    std::thread::Builder::new()
-        .name("signals".to_owned())
-        .spawn(move || {
-            let mut asked = false;
-            for signal in signals.forever() {
-                if asked {
-                    log::warn!(event = "exit_now", signal = signal; "second signal: exiting now; unsettled messages are taken over when the lease expires");
-                    logging::flush();
-                    std::process::exit(1);
-                }
-                asked = true;
-                // The channel holds one signal. The receiver may be gone.
-                let _ = first.try_send(signal);
-                log::info!(event = "signal", signal = signal; "signal received: shutting down; a second signal exits at once");
+    spawn("signals", move || {
+        let mut asked = false;
+        for signal in signals.forever() {
+            if asked {
+                log::warn!(event = "exit_now", signal = signal; "second signal: exiting now; unsettled messages are taken over when the lease expires");
+                logging::flush();
+                std::process::exit(1);
             }
-        })
-        .context("cannot start a thread")?;
+            asked = true;
+            // The channel holds one signal. The receiver may be gone.
+            let _ = first.try_send(signal);
+            log::info!(event = "signal", signal = signal; "signal received: shutting down; a second signal exits at once");
+        }
+    })?;
     Ok(received)
 }

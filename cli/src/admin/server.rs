@@ -20,6 +20,8 @@ use crossbeam_channel::{RecvTimeoutError, Sender, bounded, unbounded};
 use diesel_outbox_pages::plain;
 use http::{Method, StatusCode};
 
+use crate::threads::spawn;
+
 pub(crate) type Request = http::Request<Vec<u8>>;
 pub(crate) type Response = http::Response<Vec<u8>>;
 
@@ -96,14 +98,11 @@ impl Waked {
         let (woken, all) = unbounded::<Woken>();
         for number in 0..ANSWERING {
             let all = all.clone();
-            std::thread::Builder::new()
-                .name(format!("feeds-answer-{number}"))
-                .spawn(move || {
-                    for one in all {
-                        one.answer();
-                    }
-                })
-                .context("cannot start a thread")?;
+            spawn(format!("feeds-answer-{number}"), move || {
+                for one in all {
+                    one.answer();
+                }
+            })?;
         }
         Ok(Self(woken))
     }
@@ -143,10 +142,9 @@ impl Server {
         let stopping = Arc::new(AtomicBool::new(false));
         let is_stopping = Arc::clone(&stopping);
         let waked = Waked::start()?;
-        let accepting = std::thread::Builder::new()
-            .name("admin-accept".to_owned())
-            .spawn(move || accept(&listener, &is_stopping, &handler, most_bytes, &waked))
-            .context("cannot start a thread")?;
+        let accepting = spawn("admin-accept", move || {
+            accept(&listener, &is_stopping, &handler, most_bytes, &waked)
+        })?;
         Ok(Self {
             address,
             stopping,

@@ -4,7 +4,7 @@ use std::io::{BufRead, Read};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use diesel_outbox::config::Config;
 use diesel_outbox::{Relay, Stats, program};
@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::measures::cpu_seconds;
 use diesel_outbox_cli::admin::Bound;
 use diesel_outbox_cli::output;
+use diesel_outbox_cli::threads::spawn;
 
 /// The interval of reports.
 const TICK: Duration = Duration::from_millis(20);
@@ -80,12 +81,9 @@ fn tell(stats: Stats) -> Result<()> {
 /// A channel that disconnects when standard input is closed.
 fn end_of_input() -> Result<Receiver<()>> {
     let (alive, end) = bounded(0);
-    std::thread::Builder::new()
-        .name("input".to_owned())
-        .spawn(move || {
-            let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
-            drop(alive);
-        })
-        .context("cannot start a thread")?;
+    spawn("input", move || {
+        let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
+        drop(alive);
+    })?;
     Ok(end)
 }
