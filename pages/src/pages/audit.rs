@@ -55,7 +55,6 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
             html! { @if one.why.is_empty() { "–" } @else { (words::shortened(&one.why, 400)) } },
         ]
     };
-    let rows: Vec<_> = acts.iter().map(row).collect();
     let fields = html! { label.field.wide { "Part of who, act or on what" input name="q" value=(asked.get("q")); } };
     let content = html! {
         div.title {
@@ -66,7 +65,7 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
         (list(
             ("acts", "Latest first"),
             before.map(|_| asked.link("/audit", &[])),
-            &table_or("No act matches.", "Acts", &COLUMNS, &rows),
+            &table_or("No act matches.", "Acts", &COLUMNS, acts.iter().map(row)),
             next.map(|last| ("Older", asked.link("/audit", &[("before", &last)]))),
         ))
     };

@@ -171,31 +171,28 @@ fn groups(visit: &Visit<'_>, asked: Asked<'_>, groups: &[DeadGroup]) -> anyhow::
         Column("Topic", Kind::Plain),
         Column("Example", Kind::Plain),
     ];
-    let rows: Vec<Vec<Markup>> = groups
-        .iter()
-        .map(|group| {
-            let link = super::link(
-                "/dead",
-                &[
-                    ("topic", &group.topic),
-                    ("destination", &group.destination),
-                    ("reason", &group.reason),
-                    ("q", asked.get("q")),
-                ],
-            );
-            vec![
-                html! { a href=(link) { (group.reason) } },
-                html! { (words::count(group.count, false)) },
-                words::ago(&group.latest_dead_lettered_at),
-                name_of(&group.topic, &group.destination, &labels),
-                html! {
-                    (words::sequence(&format!("/dead/{}", group.example_sequence), group.example_sequence)) " "
-                    @if let Some(error) = &group.example_error { span.quiet { (words::shortened(error, 120)) } }
-                },
-            ]
-        })
-        .collect();
-    let causes = table("Causes", &columns, &rows);
+    let rows = groups.iter().map(|group| {
+        let link = super::link(
+            "/dead",
+            &[
+                ("topic", &group.topic),
+                ("destination", &group.destination),
+                ("reason", &group.reason),
+                ("q", asked.get("q")),
+            ],
+        );
+        vec![
+            html! { a href=(link) { (group.reason) } },
+            html! { (words::count(group.count, false)) },
+            words::ago(&group.latest_dead_lettered_at),
+            name_of(&group.topic, &group.destination, &labels),
+            html! {
+                (words::sequence(&format!("/dead/{}", group.example_sequence), group.example_sequence)) " "
+                @if let Some(error) = &group.example_error { span.quiet { (words::shortened(error, 120)) } }
+            },
+        ]
+    });
+    let causes = table("Causes", &columns, rows);
     Ok(section("groups", "Causes", &causes))
 }
 
@@ -254,32 +251,29 @@ pub(super) fn rows(
     if can_change {
         columns.insert(0, Column("Select", Kind::Control));
     }
-    let rows: Vec<Vec<Markup>> = letters
-        .iter()
-        .map(|letter| {
-            let mut row = vec![
-                html! { a href={ "/dead/" (letter.sequence) } { "#" (letter.sequence) } },
-                name_of(&letter.topic, &letter.destination, &labels),
+    let rows = letters.iter().map(|letter| {
+        let mut row = vec![
+            html! { a href={ "/dead/" (letter.sequence) } { "#" (letter.sequence) } },
+            name_of(&letter.topic, &letter.destination, &labels),
+            html! {
+                span.badge.bad { (letter.reason.as_deref().unwrap_or_default()) }
+                @if let Some(error) = &letter.last_error { span.error { (words::shortened(error, 160)) } }
+            },
+            html! { (letter.attempts) },
+            words::ago(letter.settled_at.as_deref().unwrap_or_default()),
+        ];
+        if can_change {
+            row.insert(
+                0,
                 html! {
-                    span.badge.bad { (letter.reason.as_deref().unwrap_or_default()) }
-                    @if let Some(error) = &letter.last_error { span.error { (words::shortened(error, 160)) } }
+                    label.pick {
+                        input type="checkbox" name="letter" value=(letter.id())
+                            aria-label={ "Select dead letter " (letter.sequence) };
+                    }
                 },
-                html! { (letter.attempts) },
-                words::ago(letter.settled_at.as_deref().unwrap_or_default()),
-            ];
-            if can_change {
-                row.insert(
-                    0,
-                    html! {
-                        label.pick {
-                            input type="checkbox" name="letter" value=(letter.id())
-                                aria-label={ "Select dead letter " (letter.sequence) };
-                        }
-                    },
-                );
-            }
-            row
-        })
-        .collect();
-    Ok(table("Dead letters", &columns, &rows))
+            );
+        }
+        row
+    });
+    Ok(table("Dead letters", &columns, rows))
 }

@@ -182,34 +182,31 @@ pub(super) fn rows(visit: &Visit<'_>, found: &[Endpoint]) -> Result<Markup, Refu
         Column("Topics", Kind::Plain),
         Column("State", Kind::Plain),
     ];
-    let rows: Vec<Vec<Markup>> = found
-        .iter()
-        .map(|one| {
-            vec![
-                html! {
-                    a.key href=(page_of(&one.name)) { (words::name(&one.name)) }
-                    @if is_feed(one) {
-                        div.quiet {
-                            "Feed"
-                            @if let Some(state) = feeds.get(&one.name) { ": " (feed::lag(state)) "; last read " (feed::last_read(state)) }
-                        }
-                    } @else {
-                        div.quiet.key { (words::shortened(&url(visit.guest, one), 80)) }
+    let rows = found.iter().map(|one| {
+        vec![
+            html! {
+                a.key href=(page_of(&one.name)) { (words::name(&one.name)) }
+                @if is_feed(one) {
+                    div.quiet {
+                        "Feed"
+                        @if let Some(state) = feeds.get(&one.name) { ": " (feed::lag(state)) "; last read " (feed::last_read(state)) }
                     }
-                    @if let Some(description) = &one.description {
-                        div.quiet { (words::shortened(description, 80)) }
-                    }
-                },
-                html! { (words::shortened(&one.topics.join(", "), 60)) },
-                state(visit.site, one),
-            ]
-        })
-        .collect();
+                } @else {
+                    div.quiet.key { (words::shortened(&url(visit.guest, one), 80)) }
+                }
+                @if let Some(description) = &one.description {
+                    div.quiet { (words::shortened(description, 80)) }
+                }
+            },
+            html! { (words::shortened(&one.topics.join(", "), 60)) },
+            state(visit.site, one),
+        ]
+    });
     Ok(table_or(
         "No endpoint matches.",
         "Endpoints",
         &columns,
-        &rows,
+        rows,
     ))
 }
 
@@ -475,7 +472,7 @@ fn deliveries_of(guest: &Guest, name: &str, found: &Deliveries, is_later_page: b
         @if !found.is_complete {
             p.none role="status" { "Many rows are being written: some deliveries may be missing." }
         }
-        (table_or(none, "Deliveries", &columns, &rows.collect::<Vec<_>>()))
+        (table_or(none, "Deliveries", &columns, rows))
     };
     let older = |next: Place| {
         link(

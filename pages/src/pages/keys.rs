@@ -55,10 +55,10 @@ fn all(visit: &Visit<'_>) -> anyhow::Result<Markup> {
         Column("Waiting", Kind::Number),
     ];
     let labels = Labels::of(visit, keys.iter().map(|key| key.destination.as_str()))?;
-    let rows: Vec<Vec<Markup>> = keys.iter().map(|key| row(key, &labels)).collect();
+    let rows = keys.iter().map(|key| row(key, &labels));
     let list = html! {
-        (table_or("No keys are blocked.", "Blocked keys", &columns, &rows))
-        @if rows.len() as i64 >= MOST_KEYS { p.none { "Only the " (MOST_KEYS) " keys with the most waiting messages are shown." } }
+        (table_or("No keys are blocked.", "Blocked keys", &columns, rows))
+        @if keys.len() as i64 >= MOST_KEYS { p.none { "Only the " (MOST_KEYS) " keys with the most waiting messages are shown." } }
     };
     Ok(section("blocked", "Blocked keys", &list))
 }
@@ -96,12 +96,11 @@ fn one(visit: &Visit<'_>, key: &str) -> anyhow::Result<Markup> {
     ];
     let labels = Labels::of(visit, messages.iter().map(|one| one.destination.as_str()))?;
     let rows = messages.iter().map(|one| message(one, &labels));
-    let rows: Vec<Vec<Markup>> = rows.collect();
     Ok(html! {
         section.panel aria-labelledby="messages" {
             div.head { h2 id="messages" { "Messages of " span.key { (key) } ", in order" } }
-            (table_or("This key has no waiting messages and no dead letters.", "Messages of the key", &columns, &rows))
-            @if rows.len() as i64 >= MOST_MESSAGES { p.none { "Only the first " (MOST_MESSAGES) " messages are shown." } }
+            (table_or("This key has no waiting messages and no dead letters.", "Messages of the key", &columns, rows))
+            @if messages.len() as i64 >= MOST_MESSAGES { p.none { "Only the first " (MOST_MESSAGES) " messages are shown." } }
         }
     })
 }

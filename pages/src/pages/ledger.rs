@@ -98,27 +98,24 @@ fn rows(rows: &[MessageRecord], labels: &Labels) -> Markup {
         Column("Took", Kind::Number),
         Column("Settled", Kind::Short),
     ];
-    let rows: Vec<Vec<Markup>> = rows
-        .iter()
-        .map(|row| {
-            let settled_at = row.settled_at.as_deref().unwrap_or_default();
-            let took = words::seconds_between(&row.created_at, settled_at);
-            vec![
-                html! {
-                    a.key href=(link("/messages", &[("q", &row.idempotency_key)])) {
-                        (words::shortened(&row.idempotency_key, 60))
-                    }
-                },
-                name_of(&row.topic, &row.destination, labels),
-                html! {
-                    (outcome(row.status, row.reason.as_deref()))
-                    @if let Some(error) = &row.last_error { span.error { (words::shortened(error, 160)) } }
-                },
-                html! { (row.attempts) },
-                html! { (took.map_or("–".to_owned(), words::duration)) },
-                words::ago(settled_at),
-            ]
-        })
-        .collect();
-    table_or("No messages match.", "Settled messages", &columns, &rows)
+    let rows = rows.iter().map(|row| {
+        let settled_at = row.settled_at.as_deref().unwrap_or_default();
+        let took = words::seconds_between(&row.created_at, settled_at);
+        vec![
+            html! {
+                a.key href=(link("/messages", &[("q", &row.idempotency_key)])) {
+                    (words::shortened(&row.idempotency_key, 60))
+                }
+            },
+            name_of(&row.topic, &row.destination, labels),
+            html! {
+                (outcome(row.status, row.reason.as_deref()))
+                @if let Some(error) = &row.last_error { span.error { (words::shortened(error, 160)) } }
+            },
+            html! { (row.attempts) },
+            html! { (took.map_or("–".to_owned(), words::duration)) },
+            words::ago(settled_at),
+        ]
+    });
+    table_or("No messages match.", "Settled messages", &columns, rows)
 }

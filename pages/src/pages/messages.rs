@@ -122,11 +122,9 @@ fn all(
     let payloads = records.iter().filter(|record| record.payload.is_some());
     let labels = Labels::of(visit, records.iter().map(|one| one.destination.as_str()))?;
     let rows = records.iter().zip(waits);
-    let rows: Vec<_> = rows
-        .map(|(record, waits)| row(record, waits, &labels))
-        .collect();
+    let rows = rows.map(|(record, waits)| row(record, waits, &labels));
     Ok(html! {
-        (section("rows", "Current state", &table("Current state", &COLUMNS, &rows)))
+        (section("rows", "Current state", &table("Current state", &COLUMNS, rows)))
         div.columns {
             @if let Some(first) = records.first() { (facts(first)) }
             section.panel aria-labelledby="history" {

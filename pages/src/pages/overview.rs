@@ -130,7 +130,6 @@ fn lanes(glance: &Glance) -> Markup {
     }
     rows.sort_by(|one, other| other.0.total_cmp(&one.0).then(other.1.cmp(&one.1)));
     let more = rows.len().saturating_sub(MOST_LANES);
-    let rows: Vec<Vec<Markup>> = rows.into_iter().map(|row| row.2).take(MOST_LANES).collect();
     let columns = [
         Column("Topic", Kind::Text),
         Column("Pending", Kind::Number),
@@ -146,7 +145,7 @@ fn lanes(glance: &Glance) -> Markup {
                 @if depths.is_estimate { p.quiet { "~ marks estimates" } }
             }
             @if rows.is_empty() { p.none { "No waiting messages and no dead letters." } }
-            @else { (table("Topics", &columns, &rows)) }
+            @else { (table("Topics", &columns, rows.into_iter().map(|row| row.2).take(MOST_LANES))) }
             @if more > 0 { p.none { "and " (words::counted(more as i64, "other topic", "other topics")) " with less delay" } }
         }
     }
@@ -154,7 +153,8 @@ fn lanes(glance: &Glance) -> Markup {
 
 /// Feeds with events that nobody has read, those with most first.
 fn feeds(glance: &Glance) -> Markup {
-    let lags = glance.depths.feeds.iter().filter(|feed| feed.events > 0);
+    let lags = glance.depths.feeds.iter();
+    let mut lags = lags.filter(|feed| feed.events > 0).peekable();
     let row = |feed: &FeedLag| {
         vec![
             html! { span.key { (words::name(&feed.name)) } },
@@ -162,17 +162,16 @@ fn feeds(glance: &Glance) -> Markup {
             number(&words::duration(feed.seconds)),
         ]
     };
-    let rows: Vec<Vec<Markup>> = lags.take(MOST_LANES).map(row).collect();
     let columns = [
         Column("Feed", Kind::Text),
         Column("Events not read", Kind::Number),
         Column("For", Kind::Number),
     ];
     html! {
-        @if !rows.is_empty() {
+        @if lags.peek().is_some() {
             section.panel aria-labelledby="feeds" {
                 div.head { h2 id="feeds" { "Feeds" } }
-                (table("Feeds", &columns, &rows))
+                (table("Feeds", &columns, lags.take(MOST_LANES).map(row)))
             }
         }
     }

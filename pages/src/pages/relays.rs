@@ -31,30 +31,27 @@ pub(super) fn panel(leases: &[LeaseRow]) -> Markup {
     ];
     // If another relay is active, it takes over the messages of an expired lease, and no one needs to act.
     let is_served = leases.iter().any(LeaseRow::is_alive);
-    let rows: Vec<Vec<Markup>> = leases
-        .iter()
-        .map(|lease| {
-            let has_expired = lease.seconds_left <= 0.0;
-            vec![
-                html! { span.key { (lease.relay) } },
-                html! {
-                    @if has_expired && is_served { span.badge { "gone" } " " span.quiet { "messages taken over" } }
-                    @else if has_expired { span.badge.bad { "lease expired" } }
-                    @else if lease.silent { span.badge.bad { "no heartbeat" } }
-                    @else if !lease.enabled { span.badge.bad { "switched off" } }
-                    @else if lease.stands_by { span.badge { "standby" } }
-                    @else { span.badge.good { "active" } }
-                },
-                html! { (lease.id) },
-                html! { (words::duration(lease.renewed_seconds_ago)) " ago" },
-                html! { @if has_expired { "–" } @else { (words::duration(lease.seconds_left)) } },
-                html! { (words::duration(lease.started_seconds_ago)) },
-            ]
-        })
-        .collect();
+    let rows = leases.iter().map(|lease| {
+        let has_expired = lease.seconds_left <= 0.0;
+        vec![
+            html! { span.key { (lease.relay) } },
+            html! {
+                @if has_expired && is_served { span.badge { "gone" } " " span.quiet { "messages taken over" } }
+                @else if has_expired { span.badge.bad { "lease expired" } }
+                @else if lease.silent { span.badge.bad { "no heartbeat" } }
+                @else if !lease.enabled { span.badge.bad { "switched off" } }
+                @else if lease.stands_by { span.badge { "standby" } }
+                @else { span.badge.good { "active" } }
+            },
+            html! { (lease.id) },
+            html! { (words::duration(lease.renewed_seconds_ago)) " ago" },
+            html! { @if has_expired { "–" } @else { (words::duration(lease.seconds_left)) } },
+            html! { (words::duration(lease.started_seconds_ago)) },
+        ]
+    });
     let none = "No relay holds a lease: none is running, or all shut down cleanly.";
     let heading = "Relays and their leases";
-    section("relays", heading, &table_or(none, heading, &columns, &rows))
+    section("relays", heading, &table_or(none, heading, &columns, rows))
 }
 
 /// The health and counters of the relay in this process.

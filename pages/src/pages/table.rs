@@ -21,7 +21,11 @@ pub(crate) enum Kind {
 
 /// A table with a name for screen readers. The roles are explicit, because the layout as cards would drop the
 /// implicit roles.
-pub(crate) fn table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> Markup {
+pub(crate) fn table(
+    caption: &str,
+    columns: &[Column],
+    rows: impl IntoIterator<Item = Vec<Markup>>,
+) -> Markup {
     let class = |kind: Kind| match kind {
         Kind::Text | Kind::Plain => None,
         Kind::Short => Some("short"),
@@ -62,11 +66,12 @@ pub(crate) fn table_or(
     none: &str,
     caption: &str,
     columns: &[Column],
-    rows: &[Vec<Markup>],
+    rows: impl IntoIterator<Item = Vec<Markup>>,
 ) -> Markup {
-    match rows {
-        [] => html! { p.none role="status" { (none) } },
-        rows => table(caption, columns, rows),
+    let mut rows = rows.into_iter().peekable();
+    match rows.peek() {
+        None => html! { p.none role="status" { (none) } },
+        Some(_) => table(caption, columns, rows),
     }
 }
 

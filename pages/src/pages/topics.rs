@@ -35,8 +35,7 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
         (panel(
             ("live", "Topics of live messages"),
             &[Column("Topic", Kind::Text), Column("Served by", Kind::Plain)],
-            &live.iter().take(MOST).map(|one| waiting(one, &labels)).collect::<Vec<_>>(),
-            live.len(),
+            live.iter().map(|one| waiting(one, &labels)),
         ))
         (panel(
             ("served", "Recorded topics"),
@@ -46,8 +45,7 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
                 Column("First", Kind::Short),
                 Column("Last", Kind::Short),
             ],
-            &served.iter().take(MOST).map(pattern).collect::<Vec<_>>(),
-            served.len(),
+            served.iter().map(pattern),
         ))
         p.quiet {
             "Messages of topics that a route or a handler has served wait for such a relay, even while none runs. "
@@ -61,12 +59,11 @@ pub(super) fn show(visit: &Visit<'_>) -> Result<Response, Refusal> {
 fn panel(
     (id, heading): (&str, &str),
     columns: &[Column],
-    rows: &[Vec<Markup>],
-    all: usize,
+    rows: impl ExactSizeIterator<Item = Vec<Markup>>,
 ) -> Markup {
-    let more = i64::try_from(all - rows.len()).unwrap_or(i64::MAX);
+    let more = i64::try_from(rows.len().saturating_sub(MOST)).unwrap_or(i64::MAX);
     let list = html! {
-        (table_or("None.", heading, columns, rows))
+        (table_or("None.", heading, columns, rows.take(MOST)))
         @if more > 0 { p.none { "and " (words::counted(more, "other", "others")) } }
     };
     section(id, heading, &list)

@@ -18,7 +18,7 @@ use super::{Asked, ENDPOINTS, Refusal, endpoint_page, with_time};
 use crate::pages::content::cut;
 use crate::pages::link;
 use crate::pages::mask::indented;
-use crate::pages::table::{Column, Kind, table};
+use crate::pages::table::{Column, Kind, table, table_or};
 use crate::pages::words::{self as shown, in_seconds, shortened};
 use crate::response::Response;
 
@@ -178,11 +178,9 @@ pub(super) fn rows(asked: &Asked<'_>, name: &str, found: &Deliveries) -> Markup 
             html! { a href=(page_of(name, &id)) aria-label={ (words.details) ": " (id) } { (words.details) } },
         ]
     };
-    let rows: Vec<Vec<Markup>> = found.rows.iter().map(row).collect();
     html! {
         @if !found.is_complete { p.none role="status" { (words.incomplete) } }
-        @if rows.is_empty() { p.none role="status" { (words.no_deliveries) } }
-        @else { (table(words.deliveries, &columns, &rows)) }
+        (table_or(words.no_deliveries, words.deliveries, &columns, found.rows.iter().map(row)))
     }
 }
 
@@ -345,11 +343,10 @@ fn failed(asked: &Asked<'_>, all: &[FailedAttempt]) -> Markup {
             },
         ]
     };
-    let rows: Vec<Vec<Markup>> = all.iter().map(row).collect();
     html! {
         section.panel aria-labelledby="failed" {
             div.head { h2 id="failed" { (words.failed_attempts) } }
-            (table(words.failed_attempts, &columns, &rows))
+            (table(words.failed_attempts, &columns, all.iter().map(row)))
         }
     }
 }

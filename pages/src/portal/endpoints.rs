@@ -28,7 +28,7 @@ use super::{Asked, ENDPOINTS, Refusal, endpoint_page, with_time};
 use crate::api::given;
 use crate::feeds::is_feed;
 use crate::pages::sparkline::curve;
-use crate::pages::table::{Column, Kind, table};
+use crate::pages::table::{Column, Kind, table, table_or};
 use crate::pages::words::shortened;
 use crate::pages::{link, next_page};
 use crate::response::Response;
@@ -91,28 +91,24 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
         Column(words.topics, Kind::Plain),
         Column(words.state, Kind::Plain),
     ];
-    let rows: Vec<Vec<Markup>> = shown
-        .iter()
-        .map(|one| {
-            vec![
-                html! {
-                    a.key href=(endpoint_page(&one.name)) { (shortened(&label(one), 100)) }
-                    @if is_feed(one) { div.quiet { (words.you_fetch) } }
-                    @if let Some(text) = &one.description { div.quiet { (shortened(text, 100)) } }
-                },
-                html! { (shortened(&topics(asked, one), 80)) },
-                state(asked, one),
-            ]
-        })
-        .collect();
+    let rows = shown.iter().map(|one| {
+        vec![
+            html! {
+                a.key href=(endpoint_page(&one.name)) { (shortened(&label(one), 100)) }
+                @if is_feed(one) { div.quiet { (words.you_fetch) } }
+                @if let Some(text) = &one.description { div.quiet { (shortened(text, 100)) } }
+            },
+            html! { (shortened(&topics(asked, one), 80)) },
+            state(asked, one),
+        ]
+    });
     let content = html! {
         div.title {
             h1 { (words.endpoints) }
             @if asked.may().act { a.button href="/endpoints/new" { (words.add_endpoint) } }
         }
         section.panel {
-            @if rows.is_empty() { p.none role="status" { (words.no_endpoints) } }
-            @else { (table(words.endpoints, &columns, &rows)) }
+            (table_or(words.no_endpoints, words.endpoints, &columns, rows))
             @if let Some(last) = next {
                 div.actions { a.button.second href=(link("/", &[("after", &last)])) { (words.more) } }
             }
@@ -560,7 +556,7 @@ fn filter(
         }
         details {
             summary { (words.filter_help) }
-            (table(words.filter_help, &columns, &[
+            (table(words.filter_help, &columns, [
                 help(&operators[..2], words.help_is),
                 help(&operators[2..5], words.help_text),
                 help(&operators[5..9], words.help_number),

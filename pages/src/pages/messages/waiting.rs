@@ -144,7 +144,7 @@ pub(in crate::pages) fn rows(
             html! { @match &record.available_at { Some(at) => (words::time(at)), None => "–" } },
         ]
     };
-    let rows: Vec<Vec<Markup>> = records.iter().zip(waits).map(row).collect();
+    let rows = records.iter().zip(waits).map(row);
     let none = "No waiting messages match.";
-    Ok(table_or(none, "Waiting messages", &columns, &rows))
+    Ok(table_or(none, "Waiting messages", &columns, rows))
 }

@@ -42,38 +42,34 @@ pub(super) fn panel(visit: &Visit<'_>, glance: &Glance) -> Markup {
         "other is paused",
         "others are paused",
     );
-    let rows: Vec<Vec<Markup>> = places
-        .iter()
-        .take(MOST)
-        .map(|place| {
-            let pause = find(&glance.pauses, place.kind, &place.name);
-            let mut row = vec![
-                name(place, glance),
-                state(place, pause),
-                number(&place.work.map_or("–".to_owned(), |(busy, threads, _)| {
-                    format!("{busy} of {threads}")
-                })),
-                number(&place.work.map_or("–".to_owned(), |(_, _, queued)| {
-                    words::count(queued as i64, false)
-                })),
-            ];
-            if can_change {
-                row.push(match pause {
-                    Some(_) => resume_form(visit.guest, place),
-                    None => pause_form(visit.guest, place),
-                });
-            }
-            row
-        })
-        .collect();
+    let rows = places.iter().take(MOST).map(|place| {
+        let pause = find(&glance.pauses, place.kind, &place.name);
+        let mut row = vec![
+            name(place, glance),
+            state(place, pause),
+            number(&place.work.map_or("–".to_owned(), |(busy, threads, _)| {
+                format!("{busy} of {threads}")
+            })),
+            number(&place.work.map_or("–".to_owned(), |(_, _, queued)| {
+                words::count(queued as i64, false)
+            })),
+        ];
+        if can_change {
+            row.push(match pause {
+                Some(_) => resume_form(visit.guest, place),
+                None => pause_form(visit.guest, place),
+            });
+        }
+        row
+    });
     html! {
         section.panel aria-labelledby="destinations" {
             div.head {
                 h2 id="destinations" { "Destinations" }
                 @if visit.site.relay.is_some() { p.quiet { "threads in this process" } }
             }
-            @if rows.is_empty() { p.none { "No destinations are configured in this process. The process of the relay has them." } }
-            @else { (table("Destinations", &columns, &rows)) }
+            @if places.is_empty() { p.none { "No destinations are configured in this process. The process of the relay has them." } }
+            @else { (table("Destinations", &columns, rows)) }
             @if places.len() > MOST { p.none { "and " (more) } }
             @if can_change { (pause_by_name(visit.guest)) }
         }
