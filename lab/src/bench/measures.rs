@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use diesel::sql_types::{BigInt, Bool, Double, Text};
+use diesel::sql_types::{BigInt, Double, Text};
 use diesel::{PgConnection, RunQueryDsl, sql_query};
 use diesel_outbox::Stats;
 
@@ -13,24 +13,19 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Clock ticks per second in /proc: fixed by Linux's ABI.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-#[derive(diesel::QueryableByName)]
-struct NumberRow {
-    #[diesel(sql_type = Double)]
-    number: f64,
-}
-
-#[derive(diesel::QueryableByName)]
-struct YesRow {
-    #[diesel(sql_type = Bool)]
-    yes: bool,
+/// The `number` of a query's only row.
+pub(super) fn number(conn: &mut PgConnection, query: &str) -> Result<f64> {
+    #[derive(diesel::QueryableByName)]
+    struct Row {
+        #[diesel(sql_type = Double)]
+        number: f64,
+    }
+    Ok(sql_query(query).get_result::<Row>(conn)?.number)
 }
 
 pub(super) fn wal_position(conn: &mut PgConnection) -> Result<f64> {
-    Ok(
-        sql_query("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8 AS number")
-            .get_result::<NumberRow>(conn)?
-            .number,
-    )
+    let position = "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8 AS number";
+    number(conn, position)
 }
 
 /// The WAL that the server has written since its start.
@@ -45,8 +40,9 @@ impl Wal {
     /// The current totals, including relays that were shut down.
     pub(super) fn now(conn: &mut PgConnection) -> Result<Self> {
         let bytes = wal_position(conn)?;
-        let counts_at_once = "SELECT to_regproc('pg_stat_force_next_flush') IS NOT NULL AS yes";
-        if !sql_query(counts_at_once).get_result::<YesRow>(conn)?.yes {
+        let counts_at_once =
+            "SELECT count(to_regproc('pg_stat_force_next_flush'))::float8 AS number";
+        if number(conn, counts_at_once)? < 1.0 {
             let full_page_images = None;
             return Ok(Self {
                 bytes,
@@ -54,17 +50,16 @@ impl Wal {
             });
         }
         // Other sessions report their counts when they end, and this session when it is told to.
-        let gone = "SELECT NOT EXISTS (
-            SELECT FROM pg_stat_activity AS own JOIN pg_stat_activity AS relay USING (datname)
+        let others = "SELECT count(*)::float8 AS number
+              FROM pg_stat_activity AS own JOIN pg_stat_activity AS relay USING (datname)
              WHERE own.pid = pg_backend_pid() AND relay.application_name LIKE 'diesel-outbox%'
-               AND relay.backend_start > own.backend_start) AS yes";
-        until(|| Ok(sql_query(gone).get_result::<YesRow>(conn)?.yes))?;
+               AND relay.backend_start > own.backend_start";
+        until(|| Ok(number(conn, others)? < 1.0))?;
         sql_query("SELECT pg_stat_force_next_flush()").execute(conn)?;
         let images = "SELECT wal_fpi::float8 AS number FROM pg_stat_wal";
-        let images: NumberRow = sql_query(images).get_result(conn)?;
         Ok(Self {
             bytes,
-            full_page_images: Some(images.number),
+            full_page_images: Some(number(conn, images)?),
         })
     }
 
@@ -113,9 +108,8 @@ fn until(mut is_done: impl FnMut() -> Result<bool>) -> Result<()> {
 
 /// The number of rows of a table.
 pub(super) fn count(conn: &mut PgConnection, table: &str) -> Result<u64> {
-    let row: NumberRow =
-        sql_query(format!("SELECT count(*)::float8 AS number FROM {table}")).get_result(conn)?;
-    Ok(row.number as u64)
+    let count = format!("SELECT count(*)::float8 AS number FROM {table}");
+    Ok(number(conn, &count)? as u64)
 }
 
 /// The name of this process in /proc.

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::delivery::{Delivery, deliver_behind, deliver_with, mean_of, rate_of};
 use super::ground::{CHUNK, Fill, Ground, TOPIC};
-use super::measures::peak_memory_mib;
+use super::measures::{self, peak_memory_mib};
 use super::report::{self, Unit};
 use super::{MOST_MESSAGES, MOST_ROUNDS};
 use diesel_outbox_cli::number::whole;
@@ -63,12 +63,6 @@ const TICKS_PER_SECOND: u64 = 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The number of the tenant with many waiting messages, and of its destination.
 const BUSY: u64 = 1;
-
-#[derive(diesel::QueryableByName)]
-struct NumberRow {
-    #[diesel(sql_type = Double)]
-    number: f64,
-}
 
 #[derive(diesel::QueryableByName)]
 struct PacedRow {
@@ -285,14 +279,13 @@ fn fairness(options: &Options, ground: &mut Ground, url: &str) -> Result<f64> {
     )?;
     ground.quiet()?;
     deliver_with(ground, relay(ground), each * options.backlogged / 2)?;
-    let row: NumberRow = sql_query(format!(
+    let index = format!(
         "SELECT (sum(got) ^ 2 / (count(*) * sum(got ^ 2)))::float8 AS number
            FROM (SELECT (SELECT count(*) FROM {0}_ledger l WHERE l.destination = d.name) AS got
                    FROM {0}_endpoint d) AS each",
         ground.config.table
-    ))
-    .get_result(&mut ground.conn)?;
-    Ok(row.number)
+    );
+    measures::number(&mut ground.conn, &index)
 }
 
 /// The load alongside a paced run.
@@ -355,9 +348,7 @@ fn paced(options: &Options, ground: &mut Ground, url: &str, beside: Beside) -> R
     for tick in 0..2 * options.seconds * TICKS_PER_SECOND {
         if tick == options.seconds * TICKS_PER_SECOND {
             let now = "SELECT extract(epoch FROM clock_timestamp())::float8 AS number";
-            measured_from = sql_query(now)
-                .get_result::<NumberRow>(&mut ground.conn)?
-                .number;
+            measured_from = measures::number(&mut ground.conn, now)?;
         }
         fill(ground, options.rate / TICKS_PER_SECOND, &number, "''")?;
         if beside == Beside::Changes {
@@ -373,12 +364,7 @@ fn paced(options: &Options, ground: &mut Ground, url: &str, beside: Beside) -> R
         "SELECT count(*)::float8 AS number FROM {} WHERE {good}",
         ground.config.table
     );
-    while sql_query(&left)
-        .get_result::<NumberRow>(&mut ground.conn)?
-        .number
-        > 0.0
-        && Instant::now() < end
-    {
+    while measures::number(&mut ground.conn, &left)? > 0.0 && Instant::now() < end {
         ground.wait(TICK)?;
     }
     for relay in relays {
