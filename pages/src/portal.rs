@@ -491,6 +491,21 @@ impl Route {
     }
 }
 
+/// The fields of the form of an endpoint. The form of a new one has all but the first.
+const FIELDS: &[&str] = &[
+    "name",
+    "kind",
+    "url",
+    "description",
+    "topic",
+    "field",
+    "operator",
+    "value",
+    "filter",
+    "shown",
+    "more",
+];
+
 /// All pages and acts.
 const ROUTES: [Route; 20] = [
     page("/", &["after", "done"], endpoints::list),
@@ -503,39 +518,8 @@ const ROUTES: [Route; 20] = [
     page("/delivery", &["name", "id"], deliveries::show),
     page("/endpoints/new", &[], endpoints::new).needs(Needs::Act),
     page("/endpoint/edit", &["name"], endpoints::edit).needs(Needs::Act),
-    act(
-        "/endpoints/add",
-        &[
-            "kind",
-            "url",
-            "description",
-            "topic",
-            "field",
-            "operator",
-            "value",
-            "filter",
-            "shown",
-            "more",
-        ],
-        endpoints::add,
-    ),
-    act(
-        "/endpoint/change",
-        &[
-            "name",
-            "kind",
-            "url",
-            "description",
-            "topic",
-            "field",
-            "operator",
-            "value",
-            "filter",
-            "shown",
-            "more",
-        ],
-        endpoints::change,
-    ),
+    act("/endpoints/add", FIELDS.split_at(1).1, endpoints::add),
+    act("/endpoint/change", FIELDS, endpoints::change),
     act("/endpoint/verify", &["name"], endpoints::verify),
     act("/endpoint/rotate", &["name"], endpoints::rotate).needs(Needs::Secrets),
     act("/feed/token", &["name"], feeds::token).needs(Needs::Secrets),
