@@ -125,8 +125,7 @@ struct Receiver {
 struct Seen {
     attempts: HashMap<String, usize>,
     accepted: HashSet<String>,
-    /// The highest accepted sequence of each ordering key.
-    last: HashMap<String, i64>,
+    order: Order,
     events: u64,
     repeated: u64,
     out_of_order: u64,
@@ -153,19 +152,10 @@ impl Seen {
             *answers.get(*attempt - 1).or(answers.last()).unwrap_or(&200),
         );
         let is_repeat = self.accepted.contains(id);
-        let sequence = event
-            .extensions
-            .get("sequence")
-            .and_then(|one| one.parse().ok());
-        let last = event.ordering_key().and_then(|key| self.last.get(key));
-        let is_out_of_order =
-            !is_repeat && last.zip(sequence).is_some_and(|(last, this)| this < *last);
-        if (200..=299).contains(&status) {
+        let is_accepted = (200..=299).contains(&status);
+        let is_out_of_order = self.order.add(event, is_accepted) && !is_repeat;
+        if is_accepted {
             self.accepted.insert(id.to_owned());
-            if let (Some(key), Some(sequence)) = (event.ordering_key(), sequence) {
-                let last = self.last.entry(key.to_owned()).or_insert(sequence);
-                *last = sequence.max(*last);
-            }
         }
         self.events += 1;
         self.repeated += u64::from(is_repeat);
@@ -176,6 +166,26 @@ impl Seen {
             is_repeat,
             is_out_of_order,
         }
+    }
+}
+
+/// The highest accepted sequence of each ordering key.
+#[derive(Default)]
+struct Order(HashMap<String, i64>);
+
+impl Order {
+    /// Returns whether a later event of the key was accepted before.
+    fn add(&mut self, event: &CloudEvent<'_>, is_accepted: bool) -> bool {
+        let sequence = event.extensions.get("sequence");
+        let sequence = sequence.and_then(|one| one.parse::<i64>().ok());
+        let (Some(key), Some(sequence)) = (event.ordering_key(), sequence) else {
+            return false;
+        };
+        let last = self.0.get(key).map_or(sequence, |last| sequence.max(*last));
+        if is_accepted {
+            self.0.insert(key.to_owned(), last);
+        }
+        sequence < last
     }
 }
 
@@ -254,43 +264,49 @@ fn print(line: &str) {
 }
 
 fn as_line(event: &CloudEvent<'_>, marks: Marks, is_verified: bool) -> String {
-    let mut words = vec![event.event_type.to_string()];
-    if let Some(key) = event.ordering_key() {
-        words.push(format!("key={key}"));
-    }
-    words.push(match marks.status {
-        200..=299 => event.json().unwrap_or("(no JSON)").to_owned(),
-        status => format!("{} -> {status}", event.json().unwrap_or("(no JSON)")),
-    });
-    if is_verified {
-        words.push("verified".to_owned());
-    }
-    if marks.attempt > 1 && !marks.is_repeat {
-        words.push(format!("attempt {}", marks.attempt));
-    }
-    if marks.is_repeat {
-        words.push("REPEATED".to_owned());
-    }
-    if marks.is_out_of_order {
-        words.push("OUT OF ORDER".to_owned());
-    }
-    words.join("  ")
+    let answer = match marks.status {
+        200..=299 => String::new(),
+        status => format!(" -> {status}"),
+    };
+    let attempt = format!("attempt {}", marks.attempt);
+    let notes = [
+        (is_verified, "verified"),
+        (marks.attempt > 1 && !marks.is_repeat, &attempt),
+        (marks.is_repeat, "REPEATED"),
+        (marks.is_out_of_order, "OUT OF ORDER"),
+    ];
+    line(event, &answer, &notes)
 }
 
 fn as_json(event: &CloudEvent<'_>, marks: Marks) -> Value {
-    let data = event
-        .json()
-        .and_then(|text| serde_json::from_str::<Value>(text).ok());
+    let mut shown = fields(event, marks.is_repeat, marks.is_out_of_order);
+    shown["attempt"] = json!(marks.attempt);
+    shown["status"] = json!(marks.status);
+    shown
+}
+
+/// An event as a line: the answer follows its payload, and then the notes that hold.
+fn line(event: &CloudEvent<'_>, answer: &str, notes: &[(bool, &str)]) -> String {
+    let mut words = vec![event.event_type.to_string()];
+    words.extend(event.ordering_key().map(|key| format!("key={key}")));
+    words.push(format!("{}{answer}", event.json().unwrap_or("(no JSON)")));
+    let notes = notes.iter().filter(|(holds, _)| *holds);
+    words.extend(notes.map(|(_, note)| (*note).to_owned()));
+    words.join("  ")
+}
+
+/// The fields of an event that arrived in either way.
+fn fields(event: &CloudEvent<'_>, is_repeat: bool, is_out_of_order: bool) -> Value {
+    let data = event.json();
+    let data = data.and_then(|text| serde_json::from_str::<Value>(text).ok());
     json!({
         "topic": event.event_type,
         "id": event.id,
         "ordering_key": event.ordering_key(),
         "sequence": event.extensions.get("sequence"),
         "data": data,
-        "attempt": marks.attempt,
-        "status": marks.status,
-        "repeated": marks.is_repeat,
-        "out_of_order": marks.is_out_of_order,
+        "repeated": is_repeat,
+        "out_of_order": is_out_of_order,
     })
 }
 

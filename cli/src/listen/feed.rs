@@ -1,6 +1,6 @@
 //! `diesel-outbox listen --feed`: prints the events of a feed as they arrive, for whom nobody can post to.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
@@ -11,6 +11,7 @@ use diesel_outbox::receive::CloudEvent;
 use secrecy::SecretString;
 use serde_json::{Value, json};
 
+use super::{Order, fields, line};
 use crate::{logging, output, signals};
 
 /// Options of `listen --feed`.
@@ -93,8 +94,7 @@ fn read(reader: &Reader, mut after: After, seen: &Mutex<FeedSeen>, as_json: bool
 #[derive(Default)]
 struct FeedSeen {
     ids: HashSet<String>,
-    /// The highest sequence of each ordering key.
-    last: HashMap<String, i64>,
+    order: Order,
     /// The first and the last position.
     positions: Option<(i64, i64)>,
     next: Option<String>,
@@ -111,14 +111,7 @@ struct FeedMarks {
 
 impl FeedSeen {
     fn add(&mut self, event: &CloudEvent<'_>) -> FeedMarks {
-        let sequence = event.extensions.get("sequence");
-        let sequence = sequence.and_then(|one| one.parse::<i64>().ok());
-        let mut is_out_of_order = false;
-        if let (Some(key), Some(sequence)) = (event.ordering_key(), sequence) {
-            let last = self.last.entry(key.to_owned()).or_insert(sequence);
-            is_out_of_order = sequence < *last;
-            *last = sequence.max(*last);
-        }
+        let is_out_of_order = self.order.add(event, true);
         if let Some(position) = event.position() {
             let (first, _) = self.positions.unwrap_or((position, position));
             self.positions = Some((first, position));
@@ -154,37 +147,17 @@ impl FeedSeen {
 }
 
 fn as_line(event: &CloudEvent<'_>, marks: FeedMarks) -> String {
-    let mut words = vec![
-        event.position().unwrap_or_default().to_string(),
-        event.event_type.to_string(),
+    let notes = [
+        (event.extensions.contains_key("expunged"), "expunged"),
+        (marks.is_repeat, "REPEATED"),
+        (marks.is_out_of_order, "OUT OF ORDER"),
     ];
-    if let Some(key) = event.ordering_key() {
-        words.push(format!("key={key}"));
-    }
-    words.push(event.json().unwrap_or("(no JSON)").to_owned());
-    if event.extensions.contains_key("expunged") {
-        words.push("expunged".to_owned());
-    }
-    if marks.is_repeat {
-        words.push("REPEATED".to_owned());
-    }
-    if marks.is_out_of_order {
-        words.push("OUT OF ORDER".to_owned());
-    }
-    words.join("  ")
+    let position = event.position().unwrap_or_default();
+    format!("{position}  {}", line(event, "", &notes))
 }
 
 fn as_json_line(event: &CloudEvent<'_>, marks: FeedMarks) -> Value {
-    let data = event.json();
-    let data = data.and_then(|text| serde_json::from_str::<Value>(text).ok());
-    json!({
-        "position": event.position(),
-        "topic": event.event_type,
-        "id": event.id,
-        "ordering_key": event.ordering_key(),
-        "sequence": event.extensions.get("sequence"),
-        "data": data,
-        "repeated": marks.is_repeat,
-        "out_of_order": marks.is_out_of_order,
-    })
+    let mut shown = fields(event, marks.is_repeat, marks.is_out_of_order);
+    shown["position"] = json!(event.position());
+    shown
 }
