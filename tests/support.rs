@@ -150,6 +150,13 @@ impl Database {
 
     /// A relay with short times, so that tests are quick, which follows URLs of endpoints to receivers of tests.
     pub fn relay(&self) -> RelayBuilder {
+        self.strict_relay()
+            .configure(|config| config.endpoint_https_only = false)
+            .configure(|config| config.endpoint_public_only = false)
+    }
+
+    /// The same with the default rules for URLs of endpoints.
+    pub fn strict_relay(&self) -> RelayBuilder {
         Relay::builder(&self.url)
             .outbox(&self.name())
             .concurrency(4)
@@ -162,8 +169,6 @@ impl Database {
             })
             .configure(|config| config.endpoint_mode = Mode::Binary)
             .configure(|config| config.endpoint_timeout = Duration::from_millis(1000))
-            .configure(|config| config.endpoint_https_only = false)
-            .configure(|config| config.endpoint_public_only = false)
     }
 
     /// A relay of endpoints whose ledger keeps payloads.

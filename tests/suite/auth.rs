@@ -269,7 +269,8 @@ fn r59_the_url_of_the_token_server_is_checked_like_that_of_the_destination() {
         &SecretKeys::default(),
         &hook.configure(|hook| hook.auth = Some(of("https://10.0.0.7/token"))),
     );
-    let started = registered(&database).start().expect("a relay");
+    let started = registered(&database).configure(|config| config.endpoint_https_only = true);
+    let started = started.start().expect("a relay");
     eventually("it is refused", || {
         problem(&database).contains("must be https")
     });

@@ -242,7 +242,7 @@ fn a_row_that_no_relay_can_use_is_disabled_and_a_row_against_the_settings_is_ref
         ('port', 'https://a.example:22/'), ('other', 'https://a.example:8443/'),
         ('metadata', 'https://169.254.169.254/'), ('broken', 'https://a.example:99999/')");
     let relay = database
-        .relay()
+        .strict_relay()
         .endpoint_threads(4)
         .configure(|config| config.endpoint_ports = vec![443, 8443])
         .start()

@@ -11,7 +11,7 @@ fn settings_of_one_relay_decide_nothing_for_the_others() {
         put(&database, &Endpoint::new(format!("d{n}"), receiver.url()));
     }
     let strict = database
-        .relay()
+        .strict_relay()
         .endpoint_threads(4)
         .start()
         .expect("a relay");
