@@ -56,7 +56,7 @@ pub(crate) struct Options {
 /// `settings`: secrets or public keys to verify signatures with; without, everything is accepted.
 pub(crate) fn run(options: Options, settings: &SettingFlags) -> Result<()> {
     if let Some(url) = &options.feed.feed {
-        return feed::run(url, &options.feed, settings.load()?.tls_roots, options.json);
+        return feed::run(url, &options.feed, settings.load()?, options.json);
     }
     let signals = signals::channel()?;
     let delay = options.delay.map_or(Duration::ZERO, Into::into);

@@ -211,6 +211,11 @@ fn a_reader_reaches_its_server_through_a_proxy() {
     );
     assert!(!head.contains(&feed.token.to_lowercase()), "{head}");
 
+    let token = File::new(&feed.token);
+    let mut command = listening(&away, &token, &[]);
+    command.env("OUTBOX_PROXY", proxy.url());
+    Running::start(command).wait_for_log("3  order.paid");
+
     let refuses = ConnectProxy::answering("HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n");
     let refused = through(&refuses.url()).expect("a proxy");
     let refused = refused.page(After::Begin).expect_err("no tunnel");
@@ -429,14 +434,18 @@ fn a_url_that_cannot_be_that_of_events_is_refused() {
 // --- listen --feed ------------------------------------------------------------------------
 
 fn listen(feed: &Feed, token: &File, arguments: &[&str]) -> Running {
+    Running::start(listening(&feed.url(), token, arguments))
+}
+
+fn listening(url: &str, token: &File, arguments: &[&str]) -> Command {
     // The log has both outputs.
     let mut command = Command::new("sh");
     let program = env!("CARGO_BIN_EXE_diesel-outbox");
     command.args(["-c", r#"exec "$0" "$@" >&2"#, program, "listen", "--feed"]);
     command
-        .args([&feed.url(), "--token-file", token.path()])
+        .args([url, "--token-file", token.path()])
         .args(arguments);
-    Running::start(command)
+    command
 }
 
 #[test]

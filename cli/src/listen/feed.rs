@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
 use diesel_outbox::ConfigError;
-use diesel_outbox::config::{Config, Roots};
+use diesel_outbox::config::{Config, Proxy};
 use diesel_outbox::feed::{After, Page, Reader};
 use diesel_outbox::receive::CloudEvent;
 use secrecy::SecretString;
@@ -36,15 +36,20 @@ pub(super) struct FeedOptions {
     after: String,
 }
 
-/// `roots`: what TLS trusts.
-pub(super) fn run(url: &str, options: &FeedOptions, roots: Roots, as_json: bool) -> Result<()> {
+/// `config`: what TLS trusts, and the proxy.
+pub(super) fn run(url: &str, options: &FeedOptions, config: Config, as_json: bool) -> Result<()> {
     let after = crate::feed::after(&options.after)?;
     let token = token(options.token_file.as_deref().unwrap_or_default())?;
     let named = |error: ConfigError| match error.key() {
         "url" => ConfigError::new("--feed", error.reason()),
+        "proxy" => ConfigError::new("OUTBOX_PROXY", error.reason()),
         _ => ConfigError::new("--token-file", error.reason()),
     };
-    let reader = Reader::new(url, token).and_then(|reader| reader.roots(roots));
+    let reader = Reader::new(url, token).and_then(|reader| reader.roots(config.tls_roots));
+    let reader = reader.and_then(|reader| match config.proxy {
+        Proxy::Via(url) => reader.proxy(String::from(url).into()),
+        _ => Ok(reader),
+    });
     let reader = reader.map_err(named)?;
     // Retries of the reader.
     logging::start(&Config::default())?;
