@@ -18,7 +18,7 @@ use diesel::r2d2::ManageConnection;
 use secrecy::ExposeSecret;
 use serde::de::DeserializeOwned;
 
-pub(crate) use self::assembly::check;
+pub use self::assembly::check;
 pub(super) use self::assembly::{CheckedSettings, settings_of};
 #[cfg(test)]
 pub(super) use self::bulkheads::Dispatchers;

@@ -54,7 +54,7 @@ pub(crate) use self::secret::parse_secrets;
 pub(crate) use self::secret::{VerifyingKey, parse_verifying_keys};
 pub use self::secret_keys::SecretKeys;
 pub(crate) use self::settings::{SETTINGS, Setting};
-pub(crate) use self::text::{is_masked, shown_url, url as parse_url, words, wrong_pattern};
+pub(crate) use self::text::{is_masked, shown_url, url as parse_url, words};
 pub(crate) use crate::config_error::ConfigError;
 pub(crate) use crate::delivery::LONGEST_SEND;
 pub use crate::ledger_payload::LedgerPayload;

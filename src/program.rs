@@ -11,12 +11,11 @@ use diesel::{Connection as _, PgConnection};
 use metrics::{counter, gauge};
 use uuid::Uuid;
 
-use crate::builder;
 use crate::config::{Auth, Config, ConfigError, Destination, Proxy, Route};
 use crate::endpoints::EndpointError;
 use crate::endpoints::sql::rows;
 use crate::endpoints::sql::served::Unserved;
-use crate::engine::host::{RelayHandle, StartError, Stats};
+use crate::engine::host::{RelayHandle, Stats};
 use crate::error::DatabaseError;
 #[cfg(feature = "http")]
 use crate::http::HttpDispatcher;
@@ -28,21 +27,20 @@ use crate::operate::sql::place::Place;
 use crate::operate::sql::selection::Selection;
 use crate::operate::waiting::Note;
 use crate::outbox::sql::waiting::MessageRef;
-use crate::sql::brief;
 use crate::sql::pinned::pinned;
 use crate::status::ReasonCode;
 
+pub use crate::builder::check as check_relay;
 pub use crate::config::admin::Admin;
 pub use crate::config::destination::PolicyOption;
 pub use crate::config::environment::relevant_variables;
 pub use crate::config::log_format::LogFormat;
 pub use crate::config::secret::parse_secrets;
 pub use crate::config::settings::{SETTINGS, Setting};
-pub use crate::config::text::parse_duration;
+pub use crate::config::text::{parse_duration, wrong_pattern};
 pub use crate::doctor::diagnose::{Finding, Severity, diagnose};
-pub use crate::doctor::migrations::{
-    migrate, missing_rights, printed as migration_sql, revert_migrations, roles_sql,
-};
+pub use crate::doctor::migrations::missing_rights;
+pub use crate::doctor::sql::rights::printed as roles_sql;
 pub use crate::endpoints::public_error::{PUBLIC_ERRORS, TOKEN_WORDS};
 pub use crate::endpoints::sql::served::RefusedEndpoint;
 pub use crate::endpoints::sql::subscribers::Freed;
@@ -99,19 +97,10 @@ pub use crate::operate::topics::{
 pub use crate::operate::waiting::{wait_reasons_of, waiting};
 pub use crate::outbox::sql::searched::Searched;
 pub use crate::outbox::sql::seek::MessageKey;
-pub use crate::setup::sql::migrate::EndpointTables;
-
-/// Runs statements in a transaction that limits each, and its waits for locks.
-///
-/// # Errors
-/// That of the statements.
-pub fn limited<T>(
-    conn: &mut PgConnection,
-    timeout: Duration,
-    work: impl FnOnce(&mut PgConnection) -> Result<T, DatabaseError>,
-) -> Result<T, DatabaseError> {
-    brief::limited(conn, timeout, work)
-}
+pub use crate::setup::sql::migrate::{
+    EndpointTables, migrate, printed as migration_sql, revert as revert_migrations,
+};
+pub use crate::sql::brief::limited;
 
 /// What was asked about endpoints. An outbox without their tables has none.
 ///
@@ -207,22 +196,9 @@ pub fn reason_of(why: &Unserved) -> ReasonCode {
     why.code()
 }
 
-/// Why no topic matches a pattern, if none does.
-pub fn wrong_pattern(pattern: &str) -> Option<String> {
-    crate::config::wrong_pattern(pattern)
-}
-
 /// Limits the reference to the message with this id, where several messages have a sequence.
 pub fn with_id(which: MessageRef, message_id: Uuid) -> MessageRef {
     which.with_id(message_id)
-}
-
-/// Checks that a relay with these settings could start, but for its database.
-///
-/// # Errors
-/// A [`StartError`] names the bad setting.
-pub fn check_relay(config: &Config) -> Result<(), StartError> {
-    builder::check(config)
 }
 
 /// The label of the relay that the current thread belongs to.

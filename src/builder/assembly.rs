@@ -189,7 +189,10 @@ pub(crate) fn settings_of(config: &Config, can_send: bool) -> Settings {
     settings
 }
 
-/// Checks the settings of a relay.
-pub(crate) fn check(config: &Config) -> Result<(), StartError> {
+/// Checks that a relay with these settings could start, but for its database.
+///
+/// # Errors
+/// A [`StartError`] names the bad setting.
+pub fn check(config: &Config) -> Result<(), StartError> {
     Relay::from_config(config.clone()).checked().map(drop)
 }

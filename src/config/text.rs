@@ -64,8 +64,8 @@ pub(super) fn topics(text: &str) -> Result<Vec<String>, String> {
     }
 }
 
-/// Why no topic matches this pattern.
-pub(crate) fn wrong_pattern(pattern: &str) -> Option<String> {
+/// Why no topic matches this pattern, if none does.
+pub fn wrong_pattern(pattern: &str) -> Option<String> {
     let is_bad = |c: char| c.is_whitespace() || c.is_control();
     match pattern {
         "" => Some("a pattern of topics is empty".to_owned()),

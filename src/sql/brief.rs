@@ -31,8 +31,11 @@ pub(crate) enum Locks {
 
 /// Runs statements in a transaction that limits each, and its waits for locks. Settings of the session would not hold
 /// behind a pooler in transaction mode.
+///
+/// # Errors
+/// That of the statements.
 #[cfg(feature = "operate")]
-pub(crate) fn limited<T, E: From<Error>>(
+pub fn limited<T, E: From<Error>>(
     conn: &mut PgConnection,
     timeout: Duration,
     work: impl FnOnce(&mut PgConnection) -> Result<T, E>,

@@ -177,8 +177,10 @@ const READER: Role = Role {
     ],
 };
 
-/// SQL that creates the roles and grants their rights on the outbox `name`.
-pub(crate) fn printed(name: &OutboxName, endpoints: EndpointTables) -> String {
+/// SQL that creates six roles with minimal rights on the outbox `name`: to enqueue, to cancel, to register
+/// destinations, to relay, to read, and to handle messages once with the [`inbox`](crate::inbox). With
+/// [`EndpointTables::Always`] or [`EndpointTables::Feeds`]: only what an outbox needs that gets these tables later.
+pub fn printed(name: &OutboxName, endpoints: EndpointTables) -> String {
     let roles: &[&Role] = match endpoints {
         EndpointTables::WithOutbox | EndpointTables::WithoutFeeds => {
             &[&ENQUEUER, &CANCELLER, &REGISTRAR, &RELAY, &READER]

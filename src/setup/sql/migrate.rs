@@ -151,7 +151,10 @@ pub(crate) fn creation_like(
 /// Applies the missing steps, and creates the outbox `name` if it is missing. A step that a migration of the
 /// application has applied is only recorded. Returns a description of each change. Two processes may migrate at once:
 /// each step is applied once.
-pub(crate) fn migrate(
+///
+/// # Errors
+/// A [`DatabaseError`]; then nothing is changed.
+pub fn migrate(
     conn: &mut PgConnection,
     name: &OutboxName,
     endpoints: EndpointTables,
@@ -218,8 +221,12 @@ pub(crate) fn migrate(
     })
 }
 
-/// Reverts all steps, newest first.
-pub(crate) fn revert(conn: &mut PgConnection) -> Result<(), DatabaseError> {
+/// Reverts all steps, newest first. This drops the first outbox and the inbox, with their contents. Outboxes of other
+/// names stay: drop each of them first, with `SELECT outbox_drop('hrm.outbox')`.
+///
+/// # Errors
+/// A [`DatabaseError`]; then nothing is changed.
+pub fn revert(conn: &mut PgConnection) -> Result<(), DatabaseError> {
     conn.transaction(|conn| {
         lock(conn)?;
         for step in STEPS.iter().rev() {
@@ -277,11 +284,7 @@ fn is_true(conn: &mut PgConnection, condition: &str) -> QueryResult<bool> {
 
 /// The SQL of all steps for the outbox `name`, to copy into a migration of the application. With
 /// [`EndpointTables::Always`] or [`EndpointTables::Feeds`]: only what adds these tables.
-pub(crate) fn printed(
-    direction: Direction,
-    name: &OutboxName,
-    endpoints: EndpointTables,
-) -> String {
+pub fn printed(direction: Direction, name: &OutboxName, endpoints: EndpointTables) -> String {
     match endpoints {
         EndpointTables::Always => return endpoints_creation(name),
         EndpointTables::Feeds => return feeds_creation(name),
