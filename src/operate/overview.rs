@@ -77,7 +77,7 @@ fn look(conn: &mut PgConnection, name: &OutboxName, care: Care) -> Result<Overvi
     counts.push(count(Status::Dead, depths.dead_letters(), dead_is_estimate));
     counts.retain(|row| row.count > 0);
     let mut all_troubles: Vec<TroubleCount> = depths.unrouted().filter_map(unrouted).collect();
-    all_troubles.extend(stopped(&depths, &why::stopped(conn, name)?));
+    all_troubles.extend(stopped(&depths, &why::stopped(conn, name, None)?));
     // The last error of messages that no relay serves is not why they wait.
     let is_unserved = |topic: &str| {
         let mut lanes = depths.lanes.iter().filter(|lane| lane.topic == topic);

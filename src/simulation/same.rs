@@ -624,7 +624,7 @@ fn compare_on<'w>(
             .iter()
             .map(|(_, destination)| destination.as_str())
             .collect();
-        let facts = WhyFacts::load(&mut operator, name, &names).expect("facts");
+        let facts = WhyFacts::load(&mut operator, name, &names, None).expect("facts");
         let told = of_live(&mut operator, name, &facts, &[]).expect("the live messages");
         let told = told.into_iter();
         let told = told.map(|(record, why)| (record.sequence.0, timeless(why)));

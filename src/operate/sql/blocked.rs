@@ -84,7 +84,7 @@ pub(crate) fn blocked_keys(
         .iter()
         .map(|(_, destination)| destination.as_str())
         .collect();
-    let facts = WhyFacts::load(conn, name, &names)?;
+    let facts = WhyFacts::load(conn, name, &names, None)?;
     let waits = |(topic, destination): &(String, String)| {
         // Without a relay everything waits, not a key.
         let reason = facts.of_lane(topic, destination);

@@ -336,6 +336,7 @@ pub(crate) struct ReasonFacts<'a> {
 }
 
 /// The facts that decide why messages wait.
+#[derive(Default)]
 pub(crate) struct WhyFacts {
     /// Microseconds since 1970.
     now: i64,
@@ -352,44 +353,23 @@ pub(crate) struct WhyFacts {
 }
 
 impl WhyFacts {
-    /// `names`: the destinations of the messages in question.
+    /// `names`: the destinations of the messages in question. `only`: the destination of all of them.
     pub(crate) fn load(
         conn: &mut PgConnection,
         name: &OutboxName,
         names: &BTreeSet<&str>,
+        only: Option<&str>,
     ) -> QueryResult<Self> {
         let facts = Self::new(
             to_micros(select(clock_timestamp()).get_result(conn)?),
             valid_leases(conn, name)?,
             served(conn, name, names)?,
-            pause::of_each(conn, name, None)?,
-            stopped(conn, name)?,
-            rates(conn, name, None)?,
-        );
-        facts.with_silent(conn, name)
-    }
-
-    /// The facts for messages of one destination.
-    fn of_destination(
-        conn: &mut PgConnection,
-        name: &OutboxName,
-        destination: &str,
-    ) -> QueryResult<Self> {
-        let only = Some(destination);
-        let facts = Self::new(
-            to_micros(select(clock_timestamp()).get_result(conn)?),
-            valid_leases(conn, name)?,
-            served(conn, name, &only.into_iter().collect())?,
             pause::of_each(conn, name, only)?,
-            stopped_of(conn, name, only)?,
+            stopped(conn, name, only)?,
             rates(conn, name, only)?,
         );
-        facts.with_silent(conn, name)
-    }
-
-    fn with_silent(self, conn: &mut PgConnection, name: &OutboxName) -> QueryResult<Self> {
         let silent = silent(conn, name)?;
-        Ok(Self { silent, ..self })
+        Ok(Self { silent, ..facts })
     }
 
     pub(crate) fn new(
@@ -428,11 +408,7 @@ impl WhyFacts {
         Ok(Self {
             now: to_micros(select(clock_timestamp()).get_result(conn)?),
             leases: valid_leases(conn, name)?,
-            served: None,
-            pauses: HashMap::new(),
-            stopped: HashMap::new(),
-            rates: HashMap::new(),
-            silent: HashMap::new(),
+            ..Self::default()
         })
     }
 
@@ -684,16 +660,8 @@ type Stopped = (
     Option<String>,
 );
 
-/// The endpoints to which nothing is sent, and why.
+/// The endpoints to which nothing is sent, and why; with `only`, of this destination.
 pub(crate) fn stopped(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-) -> QueryResult<HashMap<String, WaitReason>> {
-    stopped_of(conn, name, None)
-}
-
-/// Like [`stopped`]; with `only`, of this destination.
-fn stopped_of(
     conn: &mut PgConnection,
     name: &OutboxName,
     only: Option<&str>,
@@ -764,7 +732,7 @@ pub(crate) fn wait_reasons(
     records: &[MessageRecord],
 ) -> QueryResult<Vec<Option<WaitReason>>> {
     let names = records.iter().map(|one| one.destination.as_str()).collect();
-    WhyFacts::load(conn, name, &names)?.of_all(conn, name, records)
+    WhyFacts::load(conn, name, &names, None)?.of_all(conn, name, records)
 }
 
 /// Like [`wait_reasons`], for messages of one destination.
@@ -774,7 +742,8 @@ pub(crate) fn wait_reasons_of(
     destination: &str,
     records: &[MessageRecord],
 ) -> QueryResult<Vec<Option<WaitReason>>> {
-    WhyFacts::of_destination(conn, name, destination)?.of_all(conn, name, records)
+    let names = BTreeSet::from([destination]);
+    WhyFacts::load(conn, name, &names, Some(destination))?.of_all(conn, name, records)
 }
 
 /// Why each of these messages waits; `None`: the message is not live.
