@@ -7,7 +7,7 @@ use diesel::result::QueryResult;
 
 use super::{Finding, Findings, Severity, ago, span};
 use crate::config::Config;
-use crate::doctor::sql::disabled::{disabled, failing, signed_in_binary, unread, unverified};
+use crate::doctor::sql::disabled::{Neglected, neglected, signed_in_binary};
 use crate::doctor::sql::{server, snapshots, tables};
 use crate::endpoints::sql::served::{self, RefusedEndpoint};
 use crate::endpoints::sql::subscribers;
@@ -375,7 +375,7 @@ pub(super) fn feeds(conn: &mut PgConnection, config: &Config) -> QueryResult<Vec
             "the outbox {name} has no tables of feeds, and needs none"
         )));
     }
-    if let Some(one) = unread(conn, &config.table)? {
+    if let Some(one) = neglected(conn, &config.table, Neglected::Unread)? {
         found.warning(
             match one.count {
                 1 => format!("nobody reads the feed {}, which has events", one.name),
@@ -395,7 +395,7 @@ pub(super) fn endpoints(conn: &mut PgConnection, config: &Config) -> QueryResult
             "the outbox {name} has no tables of endpoints, and needs none for other destinations: `diesel-outbox migrate --with endpoints` creates them"
         )));
     }
-    if let Some(found_disabled) = disabled(conn, &config.table)? {
+    if let Some(found_disabled) = neglected(conn, &config.table, Neglected::Disabled)? {
         let (count, name) = (found_disabled.count, found_disabled.name);
         let why = found_disabled
             .disabled
@@ -408,7 +408,7 @@ pub(super) fn endpoints(conn: &mut PgConnection, config: &Config) -> QueryResult
             "`diesel-outbox endpoint list --disabled` shows them; `diesel-outbox endpoint enable NAME` sends again",
         );
     }
-    if let Some(one) = failing(conn, &config.table)? {
+    if let Some(one) = neglected(conn, &config.table, Neglected::Failing)? {
         found.warning(
             match one.count {
                 1 => format!("the endpoint {} is failing", one.name),
@@ -417,7 +417,7 @@ pub(super) fn endpoints(conn: &mut PgConnection, config: &Config) -> QueryResult
             "`diesel-outbox endpoint list --failing` shows them; `diesel-outbox endpoint deliveries NAME` shows why",
         );
     }
-    if let Some(one) = unverified(conn, &config.table)? {
+    if let Some(one) = neglected(conn, &config.table, Neglected::Unverified)? {
         let why = one.unverified.unwrap_or_else(|| "not tried yet".to_owned());
         found.warning(
             match one.count {

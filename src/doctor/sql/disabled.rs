@@ -26,48 +26,33 @@ pub(crate) struct NeglectedDestinations {
     pub(crate) unverified: Option<String>,
 }
 
-pub(crate) fn disabled(
-    conn: &mut PgConnection,
-    outbox: &OutboxName,
-) -> QueryResult<Option<NeglectedDestinations>> {
-    found(conn, outbox, || Box::new(not(endpoint::enabled)))
+/// Why somebody must see to a destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Neglected {
+    Disabled,
+    /// A webhook.
+    Failing,
+    /// A feed that fails.
+    Unread,
+    Unverified,
 }
 
-pub(crate) fn failing(
+pub(crate) fn neglected(
     conn: &mut PgConnection,
     outbox: &OutboxName,
+    which: Neglected,
 ) -> QueryResult<Option<NeglectedDestinations>> {
-    found(conn, outbox, || {
-        let is_webhook = endpoint::kind.ne(EndpointKind::Feed.as_str());
-        Box::new(endpoint::enabled.and(endpoint::failing).and(is_webhook))
-    })
-}
-
-pub(crate) fn unread(
-    conn: &mut PgConnection,
-    outbox: &OutboxName,
-) -> QueryResult<Option<NeglectedDestinations>> {
-    found(conn, outbox, || {
-        let is_feed = endpoint::kind.eq(EndpointKind::Feed.as_str());
-        Box::new(endpoint::enabled.and(endpoint::failing).and(is_feed))
-    })
-}
-
-pub(crate) fn unverified(
-    conn: &mut PgConnection,
-    outbox: &OutboxName,
-) -> QueryResult<Option<NeglectedDestinations>> {
-    found(conn, outbox, || {
-        Box::new(endpoint::enabled.and(is_unverified()))
-    })
-}
-
-fn found(
-    conn: &mut PgConnection,
-    outbox: &OutboxName,
-    which: fn() -> On<'static, endpoint::table>,
-) -> QueryResult<Option<NeglectedDestinations>> {
-    let rows = || all_endpoints(outbox).filter(which());
+    let is_feed = || endpoint::kind.eq(EndpointKind::Feed.as_str());
+    let fails = || endpoint::enabled.and(endpoint::failing);
+    let is_meant = || -> On<'_, endpoint::table> {
+        match which {
+            Neglected::Disabled => Box::new(not(endpoint::enabled)),
+            Neglected::Failing => Box::new(fails().and(not(is_feed()))),
+            Neglected::Unread => Box::new(fails().and(is_feed())),
+            Neglected::Unverified => Box::new(endpoint::enabled.and(is_unverified())),
+        }
+    };
+    let rows = || all_endpoints(outbox).filter(is_meant());
     let last: Option<(String, Option<String>, Option<String>)> = rows()
         .order(endpoint::updated_at.desc())
         .select((
