@@ -243,13 +243,11 @@ pub(crate) fn depths_of_relay(conn: &mut PgConnection, name: &OutboxName) -> Que
     of_read(conn, name, read)
 }
 
-/// What is read of the tables.
+/// What is read of the tables: `depths` without lanes yet.
 struct DepthRead {
     rows: Vec<LaneRow>,
     factor: Option<f64>,
-    dead: Vec<DeadDepth>,
-    endpoints: EndpointCounts,
-    feeds: Vec<FeedLag>,
+    depths: Depths,
 }
 
 /// Few statements, because a relay repeats them.
@@ -262,38 +260,29 @@ fn read(conn: &mut PgConnection, name: &OutboxName, care: Care) -> QueryResult<D
     Ok(DepthRead {
         rows: counted(conn, &from, factor.is_some())?,
         factor,
-        dead: dead::depths(conn, name, &dead, factor_of_dead)?,
-        endpoints,
-        // Without a feed, without a statement.
-        feeds: match pages[2] {
-            0 => Vec::new(),
-            _ => lags::lags(conn, name)?,
+        depths: Depths {
+            dead: dead::depths(conn, name, &dead, factor_of_dead)?,
+            endpoints,
+            // Without a feed, without a statement.
+            feeds: match pages[2] {
+                0 => Vec::new(),
+                _ => lags::lags(conn, name)?,
+            },
+            ..Depths::default()
         },
     })
 }
 
 fn of_read(conn: &mut PgConnection, name: &OutboxName, read: DepthRead) -> QueryResult<Depths> {
-    let DepthRead {
-        rows,
-        factor,
-        dead,
-        endpoints,
-        feeds,
-    } = read;
-    let mut lanes = match factor {
-        None => rows.into_iter().map(exact).collect(),
-        Some(factor) => of_large(conn, name, rows, factor)?,
+    let mut depths = read.depths;
+    depths.lanes = match read.factor {
+        None => read.rows.into_iter().map(exact).collect(),
+        Some(factor) => of_large(conn, name, read.rows, factor)?,
     };
-    find_unrouted(conn, name, &mut lanes)?;
-    let is_estimate = lanes.iter().any(|lane| lane.is_estimate)
-        || dead.iter().any(|lane: &DeadDepth| lane.is_estimate);
-    Ok(Depths {
-        lanes,
-        dead,
-        endpoints,
-        feeds,
-        is_estimate,
-    })
+    find_unrouted(conn, name, &mut depths.lanes)?;
+    depths.is_estimate = depths.lanes.iter().any(|lane| lane.is_estimate)
+        || depths.dead.iter().any(|lane| lane.is_estimate);
+    Ok(depths)
 }
 
 fn find_unrouted(
