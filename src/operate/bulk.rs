@@ -239,9 +239,9 @@ pub(crate) fn change_all<E: From<diesel::result::Error>>(
     if bulk.is_dry() {
         let count = pinned(conn, name, |conn, name| {
             let selection = selection.with_routed(conn, name, several)?;
-            waiting::count(conn, name, &selection, act)
+            waiting::count(conn, name, &selection, act, None)
         })?;
-        let count = usize::try_from(count).unwrap_or(0);
+        let count = count.map_or(0, |count| usize::try_from(count).unwrap_or(0));
         return Ok(Bulked::of(count, count));
     }
     let selection = &bulk.limited(conn, |conn| {

@@ -2,9 +2,7 @@
 
 use super::Words;
 use super::waiting::{self, WaitingAct};
-use crate::operate::bulk::cancel_all;
 use crate::operate::sql::waiting::WaitingChange;
-use crate::operate::waiting::cancel;
 
 pub(super) static CANCEL: WaitingAct = WaitingAct {
     words: &Words {
@@ -20,6 +18,4 @@ pub(super) static CANCEL: WaitingAct = WaitingAct {
         ids: waiting::IDS,
     },
     change: WaitingChange::Cancel,
-    all: cancel_all,
-    one: cancel,
 };

@@ -25,7 +25,7 @@ use crate::config::{Config, LedgerPayload};
 use crate::endpoints::{EndpointError, Endpoints};
 use crate::operate::sql::audit::Act;
 use crate::operate::sql::selection::Selection;
-use crate::operate::sql::waiting::{WaitingChange, count_within};
+use crate::operate::sql::waiting::{WaitingChange, count};
 use crate::operate::waiting::Note;
 use crate::sql::pinned::pinned;
 
@@ -170,7 +170,7 @@ fn counted(
         .destination(name.to_owned())
         .tenant_id(endpoints.tenant);
     let count = pinned(conn, endpoints.name, |conn, outbox| {
-        count_within(conn, outbox, &its, change, LONGEST_COUNT)
+        count(conn, outbox, &its, change, Some(LONGEST_COUNT))
     })?;
     Ok(count.map(|count| u64::try_from(count).unwrap_or(0)))
 }

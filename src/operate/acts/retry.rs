@@ -2,9 +2,7 @@
 
 use super::Words;
 use super::waiting::{self, WaitingAct};
-use crate::operate::bulk::retry_all;
 use crate::operate::sql::waiting::WaitingChange;
-use crate::operate::waiting::retry;
 
 pub(super) static RETRY: WaitingAct = WaitingAct {
     words: &Words {
@@ -20,6 +18,4 @@ pub(super) static RETRY: WaitingAct = WaitingAct {
         ids: waiting::IDS,
     },
     change: WaitingChange::Retry,
-    all: retry_all,
-    one: retry,
 };

@@ -7,9 +7,8 @@ use diesel::PgConnection;
 
 use super::{ActError, Choice, Found, ManyAct, Performed, Preview, StillHeld, Words};
 use crate::endpoints::sql::missed::Bulked;
-use crate::error::DatabaseError;
 use crate::name::OutboxName;
-use crate::operate::bulk::Bulk;
+use crate::operate::bulk::{Bulk, change_all};
 use crate::operate::chosen::{Chosen, WrongChoice};
 use crate::operate::messages::message;
 use crate::operate::sql::messages::{KeptIn, MessageRecord};
@@ -17,9 +16,9 @@ use crate::operate::sql::selection::Selection;
 use crate::operate::sql::selection::now;
 use crate::operate::sql::waiting::{WaitingChange, count, first_of};
 use crate::operate::sql::why::WaitReason;
-use crate::operate::waiting::{Note, wait_reasons_of, waiting};
+use crate::operate::waiting::{cancel, retry, wait_reasons_of, waiting};
 use crate::outbox::sql::seek::MessageKey;
-use crate::outbox::sql::waiting::{Changed, MessageRef, PartState};
+use crate::outbox::sql::waiting::{MessageRef, PartState};
 use crate::sql::pinned::pinned;
 
 pub(super) const THINGS: (&str, &str) = ("waiting message", "waiting messages");
@@ -28,11 +27,6 @@ pub(super) const IDS: &str = "Only these messages: idempotency keys, message ids
 
 /// The messages of which is said what still holds them.
 const SOME: i64 = 1_000;
-
-pub(super) type ChangeAll =
-    fn(&mut PgConnection, &OutboxName, &Selection, Bulk<'_>) -> Result<Bulked, DatabaseError>;
-pub(super) type ChangeOne =
-    fn(&mut PgConnection, &OutboxName, &MessageRef, &Note) -> Result<Changed, DatabaseError>;
 
 /// How long the messages of a preview are looked up by their ids.
 const LONGEST_LOOK: Duration = Duration::from_secs(5);
@@ -61,8 +55,6 @@ fn of_id(
 pub(super) struct WaitingAct {
     pub(super) words: &'static Words,
     pub(super) change: WaitingChange,
-    pub(super) all: ChangeAll,
-    pub(super) one: ChangeOne,
 }
 
 impl ManyAct for WaitingAct {
@@ -110,8 +102,8 @@ impl ManyAct for WaitingAct {
         pinned(conn, name, |conn, name| {
             let several = change.several();
             let selection = which.selection.with_routed(conn, name, several)?;
-            let count = count(conn, name, &selection, change)?;
-            preview.count = u64::try_from(count).unwrap_or(0);
+            let count = count(conn, name, &selection, change, None)?;
+            preview.count = count.map_or(0, |count| u64::try_from(count).unwrap_or(0));
             preview.first = first_of(conn, name, &selection, change)?;
             if !selection.shared.is_empty() {
                 preview.leaves.push(format!(
@@ -132,12 +124,16 @@ impl ManyAct for WaitingAct {
         mut bulk: Bulk<'_>,
     ) -> Found<Performed> {
         if which.ids.is_empty() {
-            let bulked = (self.all)(conn, name, &which.selection, bulk)?;
+            let bulked = change_all::<ActError>(conn, name, &which.selection, self.change, bulk)?;
             return Ok(Performed {
                 bulked,
                 parts: Vec::new(),
             });
         }
+        let change_one = match self.change {
+            WaitingChange::Retry => retry,
+            WaitingChange::Cancel => cancel,
+        };
         let (note, mut parts) = (bulk.note(), Vec::new());
         let mut ids = which.ids.iter();
         // The end is what the totals say, whoever ended the steps.
@@ -149,7 +145,7 @@ impl ManyAct for WaitingAct {
             if let Some(to) = &which.selection.destination {
                 named = named.at(to);
             }
-            let changed = (self.one)(conn, name, &named, note)?;
+            let changed = change_one(conn, name, &named, note)?;
             let done = changed.parts.iter();
             let done = done.filter(|part| part.state == PartState::Done).count();
             let step = Bulked::of(changed.parts.len().max(1), done);

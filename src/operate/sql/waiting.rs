@@ -15,6 +15,7 @@ use super::audit;
 use super::history::{self, Event};
 use super::messages::{self, Content, MessageRecord};
 use super::selection::selected;
+use crate::endpoints::sql::missed::looking_for;
 use crate::engine::claim::sql::claim::{self, ARRAYS_AT_ONCE, Sequences, Stream};
 use crate::engine::claim::sql::streams::{is_of, streams};
 use crate::engine::serves::routes::matches_any;
@@ -253,33 +254,19 @@ impl WaitingChange {
     }
 }
 
-/// Counts the messages that the act would change.
+/// Counts the messages that the act would change, within this time. `None`: there are too many to be counted.
 pub(crate) fn count(
     conn: &mut PgConnection,
     name: &OutboxName,
     selection: &Selection,
     act: WaitingChange,
-) -> QueryResult<i64> {
-    let these = candidate::table(name.outbox())
-        .filter(is_meant(selection))
-        .filter(act.changes())
-        .count();
-    looking(conn, None, |conn| unprepared(these).get_result(conn))
-}
-
-/// The same, within this time. `None`: there are too many to be counted.
-pub(crate) fn count_within(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    selection: &Selection,
-    act: WaitingChange,
-    time: Duration,
+    time: Option<Duration>,
 ) -> QueryResult<Option<i64>> {
     let these = candidate::table(name.outbox())
         .filter(is_meant(selection))
         .filter(act.changes())
         .count();
-    looking_briefly(conn, time, |conn| unprepared(these).get_result(conn))
+    looking_for(conn, time, |conn| unprepared(these).get_result(conn))
 }
 
 /// The first message that the act would change, in the order in which it changes them.
