@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use diesel::PgConnection;
 use diesel::result::QueryResult;
-use diesel::{Connection as _, PgConnection};
 use metrics::{counter, gauge};
 use uuid::Uuid;
 
@@ -94,7 +94,7 @@ pub use crate::operate::tail::{Tail, TailFilter};
 pub use crate::operate::topics::{
     LiveTopic, TopicChange, TopicError, change_topics, freed_by, known_topics, topics,
 };
-pub use crate::operate::waiting::{wait_reasons_of, waiting};
+pub use crate::operate::waiting::{audited, wait_reasons_of, waiting};
 pub use crate::outbox::sql::searched::Searched;
 pub use crate::outbox::sql::seek::MessageKey;
 pub use crate::setup::sql::migrate::{
@@ -308,25 +308,4 @@ pub fn acts(
     Ok(pinned(conn, name, |conn, name| {
         audit::acts(conn, name, text, before, limit)
     })?)
-}
-
-/// Runs `work` in a transaction and records the act in it, if `work` has changed something (`true`).
-///
-/// # Errors
-/// Those of `work` and of the database.
-pub fn audited<E: From<diesel::result::Error>>(
-    conn: &mut PgConnection,
-    name: &OutboxName,
-    note: &Note,
-    act: Act,
-    target: &str,
-    work: impl FnOnce(&mut PgConnection) -> Result<bool, E>,
-) -> Result<bool, E> {
-    conn.transaction(|conn| {
-        let has_changed = work(conn)?;
-        if has_changed {
-            audit(conn, name, note, act, target)?;
-        }
-        Ok(has_changed)
-    })
 }

@@ -1,7 +1,7 @@
 //! Waiting messages: list, cancel, reschedule, or settle by hand.
 
-use diesel::PgConnection;
-use diesel::result::QueryResult;
+use diesel::result::{Error, QueryResult};
+use diesel::{Connection, PgConnection};
 use uuid::Uuid;
 
 use super::sql::audit::{self, Act, Cost};
@@ -164,6 +164,24 @@ impl Note {
         }
     }
 
+    /// Runs `work` in a transaction and records the act in it, unless `work` has found nothing (`None`).
+    pub(crate) fn recorded<T, E: From<Error>>(
+        &self,
+        conn: &mut PgConnection,
+        name: &OutboxName,
+        act: Act,
+        target: &str,
+        work: impl FnOnce(&mut PgConnection) -> Result<Option<T>, E>,
+    ) -> Result<Option<T>, E> {
+        conn.transaction(|conn| {
+            let done = work(conn)?;
+            if done.is_some() {
+                pinned(conn, name, |conn, name| self.audit(conn, name, act, target))?;
+            }
+            Ok(done)
+        })
+    }
+
     /// Records an act that has changed something. Returns what was changed.
     fn audit_changed(
         &self,
@@ -186,6 +204,22 @@ impl std::fmt::Display for Note {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.text)
     }
+}
+
+/// Runs `work` in a transaction and records the act in it, if `work` has changed something (`true`).
+///
+/// # Errors
+/// Those of `work` and of the database.
+pub fn audited<E: From<Error>>(
+    conn: &mut PgConnection,
+    name: &OutboxName,
+    note: &Note,
+    act: Act,
+    target: &str,
+    work: impl FnOnce(&mut PgConnection) -> Result<bool, E>,
+) -> Result<bool, E> {
+    let changed = |conn: &mut PgConnection| work(conn).map(|is_done| is_done.then_some(()));
+    Ok(note.recorded(conn, name, act, target, changed)?.is_some())
 }
 
 /// Cancels a waiting message, as [`Outbox::cancel`](crate::Outbox::cancel) does, and records who cancelled it

@@ -19,14 +19,14 @@ mod sending;
 use std::borrow::Cow;
 use std::time::Duration;
 
-use diesel::{Connection, PgConnection};
+use diesel::PgConnection;
 
 use crate::config::{Config, LedgerPayload};
 use crate::endpoints::{EndpointError, Endpoints};
 use crate::operate::sql::audit::Act;
 use crate::operate::sql::selection::Selection;
 use crate::operate::sql::waiting::{WaitingChange, count};
-use crate::operate::waiting::Note;
+use crate::operate::waiting::{Note, audited};
 use crate::sql::pinned::pinned;
 
 use self::backfill::BACKFILL;
@@ -130,32 +130,10 @@ impl EndpointAct {
         name: &str,
         note: &Note,
     ) -> Result<bool, EndpointError> {
-        let done = recorded(conn, endpoints, name, self.act, note, |conn| {
-            let is_there = (self.change)(endpoints, conn, name, note.why())?;
-            Ok(is_there.then_some(()))
-        })?;
-        Ok(done.is_some())
+        audited(conn, endpoints.name, note, self.act, name, |conn| {
+            (self.change)(endpoints, conn, name, note.why())
+        })
     }
-}
-
-/// Does this in a transaction that also records who did it and why. `None`: there is no such endpoint, or message of it.
-fn recorded<T>(
-    conn: &mut PgConnection,
-    endpoints: Endpoints<'_>,
-    name: &str,
-    act: Act,
-    note: &Note,
-    work: impl FnOnce(&mut PgConnection) -> Result<Option<T>, EndpointError>,
-) -> Result<Option<T>, EndpointError> {
-    conn.transaction(|conn| {
-        let done = work(conn)?;
-        if done.is_some() {
-            pinned(conn, endpoints.name, |conn, outbox| {
-                note.audit(conn, outbox, act, name)
-            })?;
-        }
-        Ok(done)
-    })
 }
 
 /// How many messages that name the endpoint the change is about: those that a route sends there are for others, too. `None`: so

@@ -16,7 +16,7 @@ use crate::operate::keys::leases;
 use crate::operate::pauses::{self, Pause, pauses};
 use crate::operate::sql::audit::Act;
 use crate::operate::topics::topics;
-use crate::operate::waiting::Note;
+use crate::operate::waiting::{Note, audited};
 use crate::outbox::Outbox;
 use crate::sql::pinned::pinned;
 
@@ -209,14 +209,8 @@ pub fn resume(
     name: &str,
     note: &Note,
 ) -> Result<bool, DatabaseError> {
-    conn.transaction(|conn| {
-        let was_paused = pauses::resume(conn, outbox, kind, name)?;
-        if was_paused {
-            pinned(conn, outbox, |conn, outbox| {
-                note.audit(conn, outbox, Act::Resume, name)
-            })?;
-        }
-        Ok(was_paused)
+    audited(conn, outbox, note, Act::Resume, name, |conn| {
+        pauses::resume(conn, outbox, kind, name)
     })
 }
 

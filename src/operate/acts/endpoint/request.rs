@@ -3,7 +3,6 @@
 
 use diesel::PgConnection;
 
-use super::recorded;
 use crate::config::Config;
 use crate::endpoints::{EndpointCheck, EndpointError, EndpointTest, Endpoints};
 use crate::operate::sql::audit::Act;
@@ -20,7 +19,7 @@ pub fn begin_test(
     config: &Config,
     note: &Note,
 ) -> Result<Option<EndpointTest>, EndpointError> {
-    recorded(conn, endpoints, name, Act::TestEndpoint, note, |conn| {
+    note.recorded(conn, endpoints.name, Act::TestEndpoint, name, |conn| {
         endpoints.test(conn, name, config)
     })
 }
@@ -36,7 +35,7 @@ pub fn begin_verification(
     config: &Config,
     note: &Note,
 ) -> Result<Option<EndpointCheck>, EndpointError> {
-    recorded(conn, endpoints, name, Act::VerifyEndpoint, note, |conn| {
+    note.recorded(conn, endpoints.name, Act::VerifyEndpoint, name, |conn| {
         endpoints.verify(conn, name, config)
     })
 }

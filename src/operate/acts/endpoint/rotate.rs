@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use diesel::PgConnection;
 
-use super::recorded;
 use crate::config::SigningSecret;
 use crate::endpoints::{EndpointError, Endpoints};
 use crate::operate::sql::audit::Act;
-use crate::operate::waiting::Note;
+use crate::operate::waiting::{Note, audited};
 
 /// Gives the endpoint this secret, and records who did. The older ones also sign for this time. `false`: there is no such
 /// endpoint.
@@ -22,9 +21,8 @@ pub fn rotate(
     (secret, keep): (&SigningSecret, Duration),
     note: &Note,
 ) -> Result<bool, EndpointError> {
-    let done = recorded(conn, endpoints, name, Act::RotateEndpoint, note, |conn| {
-        let is_there = endpoints.rotate_to(conn, name, secret, keep)?;
-        Ok(is_there.then_some(()))
-    })?;
-    Ok(done.is_some())
+    let act = Act::RotateEndpoint;
+    audited(conn, endpoints.name, note, act, name, |conn| {
+        endpoints.rotate_to(conn, name, secret, keep)
+    })
 }

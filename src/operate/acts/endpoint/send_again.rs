@@ -3,10 +3,9 @@
 use diesel::PgConnection;
 use uuid::Uuid;
 
-use super::recorded;
 use crate::endpoints::{EndpointError, Endpoints};
 use crate::operate::sql::audit::Act;
-use crate::operate::waiting::Note;
+use crate::operate::waiting::{Note, audited};
 
 /// Sends a message to the endpoint again, and records who did, in the history of the message, too. `false`: there is no such
 /// endpoint or message.
@@ -20,9 +19,7 @@ pub fn send_again(
     id: Uuid,
     note: &Note,
 ) -> Result<bool, EndpointError> {
-    let sent = recorded(conn, endpoints, name, Act::SendAgain, note, |conn| {
-        let is_there = endpoints.send_again_by(conn, name, id, note.as_str())?;
-        Ok(is_there.then_some(()))
-    })?;
-    Ok(sent.is_some())
+    audited(conn, endpoints.name, note, Act::SendAgain, name, |conn| {
+        endpoints.send_again_by(conn, name, id, note.as_str())
+    })
 }
