@@ -16,6 +16,7 @@ use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, NextTi
 
 use super::head::{Head, Progress};
 use super::lines::LineWatch;
+use super::proxy::remove_mark;
 use super::socket::Stalled;
 
 /// The sizes of the buffers of each connection. They are small because there may be hundreds of connections.
@@ -32,6 +33,8 @@ const AT_ONCE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(super) struct OneWriteConnector {
     pub(super) watch: Arc<LineWatch>,
+    /// A proxy gets the requests, with the whole URL.
+    pub(super) is_forwarded: bool,
 }
 
 impl<In: Transport> Connector<In> for OneWriteConnector {
@@ -49,6 +52,7 @@ impl<In: Transport> Connector<In> for OneWriteConnector {
             head: Head::default(),
             shown: UnreadHead::default(),
             watch: Arc::clone(&self.watch),
+            is_forwarded: self.is_forwarded,
         }))
     }
 }
@@ -63,6 +67,7 @@ pub(super) struct OneWrite<In> {
     /// The head for ureq, until ureq has read it.
     shown: UnreadHead,
     watch: Arc<LineWatch>,
+    is_forwarded: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -214,7 +219,7 @@ impl<In: Transport> Transport for OneWrite<In> {
         }
     }
 
-    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+    fn transmit_output(&mut self, mut amount: usize, timeout: NextTimeout) -> Result<(), Error> {
         match self.stage {
             HeadStage::Idle | HeadStage::Body => {
                 self.stage = HeadStage::Exchange;
@@ -223,6 +228,9 @@ impl<In: Transport> Transport for OneWrite<In> {
             }
             HeadStage::Exchange => {}
             HeadStage::Answered => return Ok(()),
+        }
+        if self.is_forwarded {
+            amount = remove_mark(&mut self.inner.buffers().output()[..amount]);
         }
         let output = &self.inner.buffers().output()[..amount];
         if self.pending.len() + amount <= MOST_PENDING {

@@ -14,7 +14,7 @@ use ::http::header::{HeaderMap, HeaderValue, PROXY_AUTHENTICATE};
 use secrecy::{ExposeSecret, SecretString};
 use ureq::unversioned::transport::time::{Duration, Instant};
 use ureq::unversioned::transport::{
-    Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport, TransportAdapter,
+    ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport, TransportAdapter,
 };
 use ureq::{Error, Timeout};
 use url::Url;
@@ -54,7 +54,7 @@ enum ProxyWay {
     },
 }
 
-/// Stands before the whole URL in a path, as ureq sends only paths. [`AbsoluteForm`] cuts it out. A body cannot contain
+/// Stands before the whole URL in a path, as ureq sends only paths. [`remove_mark`] cuts it out. A body cannot contain
 /// the mark, because it is random.
 static MARK: LazyLock<String> = LazyLock::new(|| format!("/{}/", Uuid::now_v7().simple()));
 
@@ -134,9 +134,14 @@ impl Via {
         })
     }
 
+    /// Whether the proxy gets the requests themselves, with the whole URL.
+    pub(super) fn forwards(&self) -> bool {
+        matches!(self.way, ProxyWay::Forward { .. })
+    }
+
     /// The URI to give to ureq for a destination.
     pub(super) fn target(&self, uri: &Uri) -> Result<Uri, ::http::Error> {
-        if matches!(self.way, ProxyWay::Tunnel(_)) {
+        if !self.forwards() {
             return Ok(uri.clone());
         }
         let mut parts = uri.clone().into_parts();
@@ -155,9 +160,8 @@ impl Via {
     /// Whether a response may be the proxy's own: it asks for other credentials. Every other response to a forwarded request
     /// counts as the destination's, because they look alike.
     pub(super) fn may_be_own(&self, status: Option<u16>, headers: &HeaderMap) -> bool {
-        let is_forwarded = matches!(self.way, ProxyWay::Forward { .. });
         let is_challenge = status == Some(407) && headers.contains_key(PROXY_AUTHENTICATE);
-        is_forwarded && is_challenge
+        self.forwards() && is_challenge
     }
 
     /// Whether the proxy at these addresses refuses the credentials. A destination can write the same response, but not
@@ -461,81 +465,17 @@ impl Connector for FirstHop {
     }
 }
 
-/// Sends a proxy requests with the whole URL.
-#[derive(Debug)]
-pub(super) struct AbsoluteForm {
-    is_forwarded: bool,
-}
-
-impl AbsoluteForm {
-    pub(super) fn new(via: Option<&Via>) -> Self {
-        let is_forwarded = via.is_some_and(|via| matches!(via.way, ProxyWay::Forward { .. }));
-        Self { is_forwarded }
+/// Removes the mark before the whole URL, if these bytes begin with a request line that has it. Returns how many bytes are
+/// left.
+pub(super) fn remove_mark(output: &mut [u8]) -> usize {
+    let mut first = output.iter().take(LONGEST_METHOD);
+    if let Some(method) = first.position(|byte| *byte == b' ')
+        && output[method + 1..].starts_with(MARK.as_bytes())
+    {
+        output.copy_within(method + 1 + MARK.len().., method + 1);
+        return output.len() - MARK.len();
     }
-}
-
-impl<In: Transport> Connector<In> for AbsoluteForm {
-    type Out = Forwarded<In>;
-
-    fn connect(
-        &self,
-        _: &ConnectionDetails,
-        chained: Option<In>,
-    ) -> Result<Option<Self::Out>, Error> {
-        let is_forwarded = self.is_forwarded;
-        Ok(chained.map(|inner| Forwarded {
-            inner,
-            is_forwarded,
-        }))
-    }
-}
-
-/// A connection whose requests lose the mark before the whole URL.
-#[derive(Debug)]
-pub(super) struct Forwarded<In> {
-    inner: In,
-    is_forwarded: bool,
-}
-
-impl<In: Transport> Transport for Forwarded<In> {
-    fn buffers(&mut self) -> &mut dyn Buffers {
-        self.inner.buffers()
-    }
-
-    fn transmit_output(&mut self, mut amount: usize, timeout: NextTimeout) -> Result<(), Error> {
-        if self.is_forwarded {
-            let output = self.inner.buffers().output();
-            if let Some(start) = position_of_mark(&output[..amount]) {
-                output.copy_within(start + MARK.len()..amount, start);
-                amount -= MARK.len();
-            }
-        }
-        self.inner.transmit_output(amount, timeout)
-    }
-
-    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
-        self.inner.await_input(timeout)
-    }
-
-    fn is_open(&mut self) -> bool {
-        self.inner.is_open()
-    }
-
-    fn is_tls(&self) -> bool {
-        self.inner.is_tls()
-    }
-}
-
-/// Where the mark stands in the request line, if these bytes begin with one.
-fn position_of_mark(output: &[u8]) -> Option<usize> {
-    let method = output
-        .iter()
-        .take(LONGEST_METHOD)
-        .position(|byte| *byte == b' ')?;
-    let start = method + 1;
-    output[start..]
-        .starts_with(MARK.as_bytes())
-        .then_some(start)
+    output.len()
 }
 
 #[cfg(test)]
@@ -648,11 +588,10 @@ mod tests {
             Some("shop.example:81")
         );
         let path = target.path_and_query().expect("a path");
-        let line = format!("POST {path} HTTP/1.1\r\n");
-        let start = position_of_mark(line.as_bytes()).expect("a mark");
-        let sent = format!("{}{}", &line[..start], &line[start + MARK.len()..]);
-        assert_eq!(sent, format!("POST {url} HTTP/1.1\r\n"));
-        assert_eq!(position_of_mark(b"[{\"a\": 1}]"), None);
+        let mut line = format!("POST {path} HTTP/1.1\r\n").into_bytes();
+        let left = remove_mark(&mut line);
+        assert_eq!(line[..left], *format!("POST {url} HTTP/1.1\r\n").as_bytes());
+        assert_eq!(remove_mark(&mut b"[{\"a\": 1}]".to_owned()), 10);
         assert!(via.authorization().is_some());
         assert!(!format!("{via:?}").contains("Basic"), "{via:?}");
     }

@@ -16,7 +16,7 @@ use super::egress::Egress;
 use super::form;
 use super::lines::{IDLE_AGE, Line, LineWatch, Lines, Reuse, Sharing};
 use super::lookups::{Lookup, Lookups, THREADS, THREADS_OF_ENDPOINTS, Times};
-use super::proxy::{AbsoluteForm, FirstHop, QUICKLY, Via};
+use super::proxy::{FirstHop, QUICKLY, Via};
 use super::resolver::FirstAddress;
 use super::shortage::Shortage;
 use super::sockets::{Permit, most_sockets};
@@ -288,12 +288,11 @@ impl Target {
         };
         let write = OneWriteConnector {
             watch: Arc::clone(&watch),
+            is_forwarded: self.via.as_ref().is_some_and(|via| via.forwards()),
         };
         let agent = Agent::with_parts(
             ureq::config::Config::clone(&self.agent_config),
-            hop.chain(self.tls.clone())
-                .chain(write)
-                .chain(AbsoluteForm::new(self.via.as_deref())),
+            hop.chain(self.tls.clone()).chain(write),
             self.resolver.clone(),
         );
         Some(Line {
