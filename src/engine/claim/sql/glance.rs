@@ -8,20 +8,18 @@ use diesel::prelude::{
     Queryable, RunQueryDsl,
 };
 use diesel::result::QueryResult;
-use diesel::sql_types::{
-    Array, BigInt, Bool, Integer, Interval, Nullable, Record, Text, Timestamptz,
-};
+use diesel::sql_types::{Array, BigInt, Bool, Nullable, Timestamptz};
 use diesel::{PgConnection, select};
 
 use super::claim::Reads;
 use crate::engine::lease::sql::lease::{LeaseId, at_work, is_not_over, leases, stands_by};
-use crate::engine::send::sql::pause::{PauseColumns, Paused, is_pause, pauses, with_ends};
+use crate::engine::send::sql::pause::{PauseColumns, PausesRead, at_once, with_ends};
 use crate::engine::serves::sql::topics::is_recorded;
 use crate::name::OutboxName;
 use crate::sql::functions::{
     On, clock_timestamp, hashtext, pg_postmaster_start_time, pg_try_advisory_xact_lock,
 };
-use crate::sql::table::{other_lease, pause, topic};
+use crate::sql::table::{other_lease, topic};
 
 type Alone<T> = On<'static, NoFromClause, T>;
 
@@ -49,13 +47,6 @@ pub(crate) struct Marks {
     pub(crate) topics: Option<i64>,
 }
 
-/// The SQL types of a [`PauseColumns`].
-type RowSql = (Text, Text, Text, Integer, Record<EndSql>, Text, Timestamptz);
-type EndSql = (Nullable<Timestamptz>, Nullable<Interval>);
-
-/// The pauses, and whether one ends later than it lasts.
-pub(crate) type PausesRead = (Vec<Paused>, bool);
-
 /// Reads the leases only: no person or application locks their table.
 pub(crate) fn at_leases(
     conn: &mut PgConnection,
@@ -72,7 +63,7 @@ pub(crate) fn at_all(
     id: LeaseId,
     marks_of: Option<Option<&dyn Reads>>,
 ) -> QueryResult<(Glance, PausesRead, Option<Marks>)> {
-    let asked = (of_leases(name, id), of_pauses(name));
+    let asked = (of_leases(name, id), at_once(name));
     let (glance, pauses, marks): (Glance, Vec<PauseColumns>, _) = match marks_of {
         None => {
             let (glance, pauses) = select(asked).get_result(conn)?;
@@ -117,23 +108,6 @@ fn of_leases(name: &OutboxName, id: LeaseId) -> AskedOfLeases {
         Box::new(array::<BigInt, _>(ended)),
         Box::new(exists(over)),
     )
-}
-
-fn of_pauses(name: &OutboxName) -> Alone<Array<Record<RowSql>>> {
-    let columns = (
-        pause::kind,
-        pause::name,
-        pause::reason,
-        pause::openings,
-        (pause::paused_until, pause::lasts).into_sql::<Record<EndSql>>(),
-        pause::paused_by,
-        clock_timestamp(),
-    );
-    let rows = pauses(name)
-        .filter(is_pause())
-        .order((pause::kind, pause::name, pause::paused_by))
-        .select(columns.into_sql::<Record<RowSql>>());
-    Box::new(array(rows))
 }
 
 type AskedOfMarks<'a> = (

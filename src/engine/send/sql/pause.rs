@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
-use diesel::dsl::{case_when, exists};
+use diesel::dsl::{array, case_when, exists};
+use diesel::internal::table_macro::NoFromClause;
 use diesel::pg::data_types::{PgInterval, PgTimestamp};
 use diesel::prelude::{
-    BoolExpressionMethods, ExpressionMethods, NullableExpressionMethods, OptionalExtension,
-    QueryDsl, RunQueryDsl,
+    BoolExpressionMethods, ExpressionMethods, IntoSql, NullableExpressionMethods,
+    OptionalExtension, QueryDsl, RunQueryDsl,
 };
 use diesel::query_dsl::methods::FilterDsl;
 use diesel::result::QueryResult;
+use diesel::sql_types::{Array, Integer, Interval, Nullable, Record, Text, Timestamptz};
 use diesel::upsert::excluded;
 use diesel::{PgConnection, delete, insert_into, select, update};
 
@@ -63,7 +65,7 @@ fn is_breaker(destination: &str) -> On<'_, pause::table> {
 }
 
 /// The row is a pause. Named by its kinds, so that the index finds the rows beside any number of removals.
-pub(crate) fn is_pause() -> On<'static, pause::table> {
+fn is_pause() -> On<'static, pause::table> {
     let kinds = Pausable::ALL.iter().map(|kind| kind.as_str());
     Box::new(pause::kind.eq_any(kinds.collect::<Vec<_>>()))
 }
@@ -91,21 +93,26 @@ pub(crate) fn all_in_time(conn: &mut PgConnection, name: &OutboxName) -> QueryRe
     Ok(rows)
 }
 
-/// All pauses, and whether one ends later than it lasts.
-fn with_limits(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<(Vec<Paused>, bool)> {
-    let rows: Vec<PauseColumns> = QueryDsl::filter(pauses(name), is_pause())
-        .order((pause::kind, pause::name, pause::paused_by))
-        .select((
-            pause::kind,
-            pause::name,
-            pause::reason,
-            pause::openings,
-            (pause::paused_until, pause::lasts),
-            pause::paused_by,
-            clock_timestamp(),
-        ))
-        .load(conn)?;
+fn with_limits(conn: &mut PgConnection, name: &OutboxName) -> QueryResult<PausesRead> {
+    let rows: Vec<PauseColumns> = select(at_once(name)).get_result(conn)?;
     Ok(with_ends(rows))
+}
+
+/// All pauses as one value.
+pub(crate) fn at_once(name: &OutboxName) -> On<'static, NoFromClause, Array<Record<PauseSql>>> {
+    let columns = (
+        pause::kind,
+        pause::name,
+        pause::reason,
+        pause::openings,
+        (pause::paused_until, pause::lasts).into_sql::<Record<EndSql>>(),
+        pause::paused_by,
+        clock_timestamp(),
+    );
+    let rows = QueryDsl::filter(pauses(name), is_pause())
+        .order((pause::kind, pause::name, pause::paused_by))
+        .select(columns.into_sql::<Record<PauseSql>>());
+    Box::new(array(rows))
 }
 
 /// All pauses of destinations and topics; a paused tenant counts as a pause of each of its destinations, with `only` of this
@@ -143,8 +150,14 @@ pub(crate) type PauseColumns = (
     PgTimestamp,
 );
 
-/// The pauses of these rows, and whether one ends later than it lasts.
-pub(crate) fn with_ends(rows: impl IntoIterator<Item = PauseColumns>) -> (Vec<Paused>, bool) {
+/// The SQL types of a [`PauseColumns`].
+type PauseSql = (Text, Text, Text, Integer, Record<EndSql>, Text, Timestamptz);
+type EndSql = (Nullable<Timestamptz>, Nullable<Interval>);
+
+/// The pauses, and whether one ends later than it lasts.
+pub(crate) type PausesRead = (Vec<Paused>, bool);
+
+pub(crate) fn with_ends(rows: impl IntoIterator<Item = PauseColumns>) -> PausesRead {
     let is_endless = |time: &PgTimestamp| matches!(time.0, i64::MIN | i64::MAX);
     let mut are_ahead = false;
     let pause = |(kind, name, reason, openings, (until, lasts), by, now): PauseColumns| {
