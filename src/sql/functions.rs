@@ -5,19 +5,19 @@
 
 use std::time::Duration;
 
-use diesel::declare_sql_function;
 use diesel::deserialize::{self, FromSql, FromSqlRow};
 use diesel::expression::{
     AppearsOnTable, AsExpression, Expression, SelectableExpression, ValidGrouping,
 };
-use diesel::internal::table_macro::{NoFromClause, ops};
+use diesel::internal::table_macro::NoFromClause;
 use diesel::pg::data_types::PgInterval;
 use diesel::pg::{Pg, PgValue};
 use diesel::prelude::{BoolExpressionMethods, BoxableExpression, IntoSql};
 use diesel::query_builder::{AstPass, QueryFragment, QueryId};
 use diesel::result::QueryResult;
 use diesel::serialize::{self, IsNull, Output, ToSql};
-use diesel::sql_types::{Array, BigInt, Bool, Interval, Nullable, Record, Text, Timestamptz};
+use diesel::sql_types::{Array, BigInt, Bool, Nullable, Record, Text, Timestamptz};
+use diesel::{declare_sql_function, operator_allowed};
 
 #[declare_sql_function]
 extern "SQL" {
@@ -144,28 +144,11 @@ macro_rules! null {
 
 pub(crate) use {null, shown_key};
 
-/// Diesel implements operators only for functions that have arguments.
-macro_rules! plus_and_minus_interval {
-    ($($time:ident)+) => {$(
-        impl<T: AsExpression<Interval>> std::ops::Add<T> for $time {
-            type Output = ops::Add<Self, T::Expression>;
-
-            fn add(self, interval: T) -> Self::Output {
-                ops::Add::new(self, interval.as_expression())
-            }
-        }
-
-        impl<T: AsExpression<Interval>> std::ops::Sub<T> for $time {
-            type Output = ops::Sub<Self, T::Expression>;
-
-            fn sub(self, interval: T) -> Self::Output {
-                ops::Sub::new(self, interval.as_expression())
-            }
-        }
-    )+};
-}
-
-plus_and_minus_interval!(clock_timestamp now);
+// Diesel implements operators only for functions that have arguments.
+operator_allowed!(clock_timestamp, Add, add);
+operator_allowed!(clock_timestamp, Sub, sub);
+operator_allowed!(now, Add, add);
+operator_allowed!(now, Sub, sub);
 
 /// A thousand years: PostgreSQL's times have room for this long after any time that a clock shows.
 pub(crate) const LONGEST: Duration = Duration::from_secs(1_000 * 365 * 24 * 3600);
