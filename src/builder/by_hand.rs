@@ -160,12 +160,8 @@ impl ByHand {
                 settings: &self.settings,
                 bulkheads: &self.bulkheads,
                 claimant: Claimant {
-                    lease,
-                    expired: &[],
                     bytes: 0,
-                    runs: None,
-                    namesakes: None,
-                    read_to: None,
+                    ..Claimant::of(lease)
                 },
                 kind: settlement.kind(),
                 group: std::slice::from_ref(&settlement),

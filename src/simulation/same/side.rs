@@ -242,12 +242,10 @@ impl<'a, D: Database> Side<'a, D> {
         let claims: Vec<Claim> = messages.iter().map(Claim::of).collect();
         let behind = Behind(question.behind);
         let by = Claimant {
-            lease,
             expired: &expired,
             bytes: question.bytes,
             runs: Some(&behind),
-            namesakes: None,
-            read_to: None,
+            ..Claimant::of(lease)
         };
         let db = &mut self.db;
         Ok(match &question.ask {
@@ -365,12 +363,9 @@ impl<'a, D: Database> Side<'a, D> {
                     settings: self.settings,
                     bulkheads: self.bulkheads,
                     claimant: Claimant {
-                        lease,
-                        expired: &[],
                         bytes: question.bytes,
                         runs: Some(&behind),
-                        namesakes: None,
-                        read_to: None,
+                        ..Claimant::of(lease)
                     },
                     kind: group[0].kind(),
                     group: &group,

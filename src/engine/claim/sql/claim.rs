@@ -178,6 +178,18 @@ pub(crate) struct Claimant<'a> {
 }
 
 impl Claimant<'_> {
+    /// Without limits: it claims messages of any size, and one of each key.
+    pub(crate) fn of(lease: LeaseId) -> Self {
+        Self {
+            lease,
+            expired: &[],
+            bytes: usize::MAX,
+            runs: None,
+            namesakes: None,
+            read_to: None,
+        }
+    }
+
     /// Whether `count` messages may be claimed without further facts: any size fits, and no other relay holds them.
     pub(crate) fn has_space_for_any(&self, count: usize) -> bool {
         let bytes = count.saturating_mul(MAX_ROW_BYTES);

@@ -336,14 +336,7 @@ pub(crate) fn claim_one(
         .select(facts())
         .for_no_key_update()
         .skip_locked();
-    let claimant = Claimant {
-        lease,
-        expired: &[],
-        bytes: usize::MAX,
-        runs: None,
-        namesakes: None,
-        read_to: None,
-    };
+    let claimant = Claimant::of(lease);
     let look = vec![Box::new(array(one)) as Candidates<'_>];
     let batch = conn.transaction(|conn| claim_from(conn, name, claimant, [look], 1))?;
     Ok(batch.claimed.into_iter().next())

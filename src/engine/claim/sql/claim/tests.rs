@@ -52,12 +52,9 @@ fn a_claim_ends_with_the_message_that_fills_it() {
 #[test]
 fn a_claim_is_one_statement_only_if_it_cannot_be_too_large_and_no_message_is_held() {
     let claimant = |bytes, expired| Claimant {
-        lease: LeaseId(1),
         expired,
         bytes,
-        runs: None,
-        namesakes: None,
-        read_to: None,
+        ..Claimant::of(LeaseId(1))
     };
     let bytes = 16 * 1024 * 1024;
     assert!(claimant(bytes, &[]).has_space_for_any(15));
@@ -103,14 +100,7 @@ fn many_lanes_give_what_they_are_asked_for_and_together_no_more_than_there_is_ro
     ))
     .expect("enqueued");
     let lease = outbox.lease(&mut conn);
-    let claimant = Claimant {
-        lease,
-        expired: &[],
-        bytes: usize::MAX,
-        runs: None,
-        namesakes: None,
-        read_to: None,
-    };
+    let claimant = Claimant::of(lease);
     let lanes: Vec<Lane> = (0..20).map(|n| lane(&format!("topic-{n}"), n)).collect();
     let batch = claim(&mut conn, name, claimant, &lanes, 200).expect("a claim");
     assert!(!batch.is_cut);
@@ -166,12 +156,8 @@ fn a_claim_ends_with_the_message_that_makes_it_as_large_as_it_may_be() {
         enqueue(&mut conn, name, key);
         let lease = outbox.lease(&mut conn);
         let claimant = |bytes| Claimant {
-            lease,
-            expired: &[],
             bytes,
-            runs: None,
-            namesakes: None,
-            read_to: None,
+            ..Claimant::of(lease)
         };
         for (bytes, count, is_cut) in [
             // The small message, and the first large one.
@@ -212,14 +198,7 @@ fn a_claim_skips_what_another_one_has_locked() {
             room,
             after: Position::START,
         }];
-        let claimant = Claimant {
-            lease,
-            expired: &[],
-            bytes: usize::MAX,
-            runs: None,
-            namesakes: None,
-            read_to: None,
-        };
+        let claimant = Claimant::of(lease);
         let batch = claim(conn, name, claimant, &lanes, room).expect("a claim");
         let sequences = batch.claimed.into_iter();
         sequences
@@ -250,14 +229,7 @@ fn a_claim_that_cannot_find_out_what_was_delivered_counts_as_one_without_an_answ
     other
         .transaction::<_, Error, _>(|other| {
             other.batch_execute(&format!("LOCK TABLE {}", name.ledger()))?;
-            let claimant = Claimant {
-                lease,
-                expired: &[],
-                bytes: usize::MAX,
-                runs: None,
-                namesakes: None,
-                read_to: None,
-            };
+            let claimant = Claimant::of(lease);
             let lanes = [lane("topic", 1)];
             let claim = claim(conn, name, claimant, &lanes, 1);
             let error = claim.expect_err("the ledger is locked");
@@ -283,12 +255,8 @@ fn attempts_that_are_out_of_range_hold_up_no_takeover() {
     ))
     .expect("enqueued");
     let claimant = Claimant {
-        lease,
         expired: &[gone],
-        bytes: usize::MAX,
-        runs: None,
-        namesakes: None,
-        read_to: None,
+        ..Claimant::of(lease)
     };
     claim(conn, name, claimant, &[lane("topic", 1)], 1).expect("claimed");
     let held = outbox::table(name.outbox()).filter(outbox::locked_by.eq(lease.0));

@@ -25,14 +25,7 @@ fn a_key_continues_with_a_message_enqueued_during_the_settle_of_its_first() {
     };
     enqueue();
     let lease = outbox.lease(&mut relay);
-    let claimant = Claimant {
-        lease,
-        expired: &[],
-        bytes: usize::MAX,
-        runs: None,
-        namesakes: None,
-        read_to: None,
-    };
+    let claimant = Claimant::of(lease);
     let first = claim_one(&mut relay, name, lease, &[]).expect("a claim");
     let first = first.expect("a message").message;
     let next = relay.transaction::<_, Error, _>(|conn| {
@@ -93,14 +86,7 @@ fn recording_deliveries_and_claiming_the_next_is_one_statement() {
     let keys = held.iter();
     let keys = keys.filter_map(|one| Some((one.sequence.0, Key::of(one)?)));
     let closed = ["closed".to_owned()];
-    let claimant = Claimant {
-        lease,
-        expired: &[],
-        bytes: usize::MAX,
-        runs: None,
-        namesakes: None,
-        read_to: None,
-    };
+    let claimant = Claimant::of(lease);
     let done = deliver_and_claim_next(
         conn,
         name,
@@ -137,14 +123,7 @@ fn a_relay_that_stops_in_the_middle_of_a_keyed_claim_does_not_stop_the_others() 
     let outbox = Outbox::new();
     let name = &outbox.name;
     let (mut stopped, mut other) = (outbox.connect_as_relay(), outbox.connect_as_relay());
-    let claimant = Claimant {
-        lease: LeaseId(1),
-        expired: &[],
-        bytes: usize::MAX,
-        runs: None,
-        namesakes: None,
-        read_to: None,
-    };
+    let claimant = Claimant::of(LeaseId(1));
     let is_free = |conn: &mut PgConnection| {
         claim(conn, name, claimant, &[])
             .expect("an answer")
