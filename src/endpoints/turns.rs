@@ -473,16 +473,8 @@ mod tests {
     const MOST: usize = 4;
 
     fn job(id: u32, sequence: i64) -> Job {
-        Job {
-            message: claimed(sequence, "a", None).message,
-            lease: LeaseId(1),
-            to: To::Member(id),
-            member: None,
-            registration: None,
-            unsent: None,
-            terms: Terms::default(),
-            behind: Vec::new(),
-        }
+        let message = claimed(sequence, "a", None).message;
+        Job::new(message, LeaseId(1), To::Member(id), Terms::default())
     }
 
     /// All gates are open.

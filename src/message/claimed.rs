@@ -91,7 +91,7 @@ impl Message {
     }
 
     /// A message that is in no outbox: a test, or a challenge.
-    #[cfg(feature = "http")]
+    #[cfg(any(feature = "http", test))]
     pub(crate) fn unstored(
         topic: &str,
         destination: &str,

@@ -182,16 +182,9 @@ mod tests {
         let (jobs, queue) = bounded(1);
         let mut intake = Intake::new(jobs);
         for sequence in 1..=2 {
-            intake.put(Job {
-                message: claimed(sequence, "a", None).message,
-                lease: LeaseId(1),
-                to: To::Bulkhead(0),
-                member: None,
-                registration: None,
-                unsent: None,
-                terms: Terms::default(),
-                behind: Vec::new(),
-            });
+            let message = claimed(sequence, "a", None).message;
+            let to = To::Bulkhead(0);
+            intake.put(Job::new(message, LeaseId(1), to, Terms::default()));
         }
         assert!(intake.is_full());
         let mut intakes = [intake];

@@ -126,24 +126,9 @@ pub(crate) fn claimed(sequence: i64, topic: &str, ordering_key: Option<&str>) ->
     let message = Message {
         sequence: Sequence(sequence),
         message_id: uuid::Uuid::nil(),
-        topic: topic.to_owned(),
-        destination: String::new(),
-        payload: "1".to_owned(),
-        headers: None,
         ordering_key: ordering_key.map(str::to_owned),
-        idempotency_key: String::new(),
-        tenant_id: None,
         created_at: std::time::UNIX_EPOCH,
-        occurred_at: None,
-        attempts: 0,
-        expires: None,
-        available_at: 0,
-        claimed_at: 0,
-        claimed: Instant::now(),
-        age: Duration::ZERO,
-        in_a_row: 0,
-        split_to: None,
-        registration: None,
+        ..Message::unstored(topic, "", None, &1.into())
     };
     Claimed {
         message: Box::new(message),

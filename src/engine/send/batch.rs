@@ -184,15 +184,9 @@ impl SenderThread<'_> {
         });
         let mut messages = messages.into_iter();
         let run = |(lease, count)| {
-            let mut each = messages.by_ref().take(count).map(|message| Job {
-                message: Box::new(message),
-                lease,
-                to: To::Bulkhead(bulkhead.number),
-                member: None,
-                registration: None,
-                unsent: None,
-                terms: bulkhead.limits.terms,
-                behind: Vec::new(),
+            let mut each = messages.by_ref().take(count).map(|message| {
+                let to = To::Bulkhead(bulkhead.number);
+                Job::new(Box::new(message), lease, to, bulkhead.limits.terms)
             });
             let mut first = each.next()?;
             first.behind = each.collect();

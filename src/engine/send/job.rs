@@ -29,6 +29,20 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    /// A message to send alone.
+    pub(crate) fn new(message: Box<Message>, lease: LeaseId, to: To, terms: Terms) -> Self {
+        Self {
+            message,
+            lease,
+            to,
+            member: None,
+            registration: None,
+            unsent: None,
+            terms,
+            behind: Vec::new(),
+        }
+    }
+
     /// The jobs of the run. The first one has the others.
     pub(crate) fn each(&self) -> impl Iterator<Item = &Self> {
         std::iter::once(self).chain(&self.behind)

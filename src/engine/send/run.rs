@@ -242,16 +242,7 @@ mod tests {
     fn job(bulkheads: &[Bulkhead], sequence: i64, to: To) -> Job {
         let message = claimed(sequence, "a", Some("k")).message;
         bulkheads[0].load(&message);
-        Job {
-            message,
-            lease: LeaseId(1),
-            to,
-            member: None,
-            registration: None,
-            unsent: None,
-            terms: Terms::default(),
-            behind: Vec::new(),
-        }
+        Job::new(message, LeaseId(1), to, Terms::default())
     }
 
     /// R73: a message of a run that is not for the feed, or has expired, is no event of it, nor are those behind it, which

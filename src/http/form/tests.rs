@@ -11,24 +11,11 @@ pub(crate) fn message(payload: &str) -> Message {
     Message {
         sequence: Sequence(42),
         message_id: Uuid::from_u128(0x0198_b2f1_6a3e_7c11_9d3f_0c8f_1d1b_2a3c),
-        topic: "order.paid".to_owned(),
-        destination: String::new(),
         payload: payload.to_owned(),
-        headers: None,
-        ordering_key: None,
         idempotency_key: "order-7-paid".to_owned(),
-        tenant_id: None,
         created_at: UNIX_EPOCH + Duration::from_secs(1_795_204_800),
-        occurred_at: None,
         attempts: 2,
-        expires: None,
-        available_at: 0,
-        claimed_at: 0,
-        claimed: std::time::Instant::now(),
-        age: std::time::Duration::ZERO,
-        in_a_row: 0,
-        split_to: None,
-        registration: None,
+        ..Message::unstored("order.paid", "", None, &serde_json::Value::Null)
     }
 }
 

@@ -333,23 +333,15 @@ impl<'a, D: Database> Side<'a, D> {
                 parts,
             } => {
                 let settlement = |message| {
-                    let job = Job {
-                        message: Box::new(message),
-                        lease,
-                        to: To::Bulkhead(0),
-                        member: None,
-                        registration: None,
-                        unsent: None,
-                        behind: Vec::new(),
-                        terms: Terms {
-                            on_dead: if *blocks_key {
-                                OnDead::Block
-                            } else {
-                                OnDead::Continue
-                            },
-                            expires_after: None,
+                    let terms = Terms {
+                        on_dead: if *blocks_key {
+                            OnDead::Block
+                        } else {
+                            OnDead::Continue
                         },
+                        expires_after: None,
                     };
+                    let job = Job::new(Box::new(message), lease, To::Bulkhead(0), terms);
                     Settlement::unsent(job, self.bulkheads, Verdict::clone(verdict))
                 };
                 let keys = messages.iter().filter(|_| *keys_continue);

@@ -62,39 +62,32 @@ mod tests {
     use diesel::result::Error;
 
     use super::*;
-    use crate::setup::sql::migrate;
-    use crate::setup::sql::migrate::EndpointTables::WithOutbox;
+    use crate::sql::tests::Outbox;
 
     #[test]
     fn messages_that_are_held_or_keyed_or_new_are_not_late() {
-        let url = std::env::var("DATABASE_URL")
-            .expect("DATABASE_URL is set: run `make test`, or `scripts/with-postgres cargo test`");
-        let mut conn = PgConnection::establish(&url).expect("PostgreSQL is running");
-        migrate::migrate(&mut conn, &OutboxName::default(), WithOutbox).expect("migrations run");
-        let schema = format!("claimable_{}", uuid::Uuid::now_v7().simple());
-        let name: OutboxName = format!("{schema}.outbox").parse().expect("a name");
+        let outbox = Outbox::new();
+        let (mut conn, name) = (outbox.connect(), &outbox.name);
         conn.batch_execute(&format!(
-            "CREATE SCHEMA {schema}; SELECT public.outbox_create('{schema}.outbox'); SELECT public.outbox_create_endpoints('{schema}.outbox');
-             INSERT INTO {schema}.outbox (topic, payload, available_at, ordering_key) VALUES
+            "INSERT INTO {} (topic, payload, available_at, ordering_key) VALUES
                 ('late', '1', now() - interval '1 h', NULL),
                 ('new', '1', now() - interval '1 s', NULL),
-                ('keyed', '1', now() - interval '1 h', 'key')"
+                ('keyed', '1', now() - interval '1 h', 'key')",
+            name.outbox()
         ))
-        .expect("an outbox");
+        .expect("messages");
         let ask = |conn: &mut PgConnection, topic| {
-            is_claimable(conn, &name, topic, "", None, Duration::from_secs(60)).expect("an answer")
+            is_claimable(conn, name, topic, "", None, Duration::from_secs(60)).expect("an answer")
         };
         let found = ["late", "new", "keyed", "none"].map(|topic| ask(&mut conn, topic));
         assert_eq!(found, [true, false, false, false]);
-        let mut another = PgConnection::establish(&url).expect("PostgreSQL is running");
-        another
+        let lock = format!("SELECT FROM {} FOR UPDATE", name.outbox());
+        (outbox.connect())
             .transaction::<(), Error, _>(|another| {
-                another.batch_execute(&format!("SELECT FROM {schema}.outbox FOR UPDATE"))?;
+                another.batch_execute(&lock)?;
                 assert!(!ask(&mut conn, "late"), "another session holds the message");
                 Ok(())
             })
             .expect("locks");
-        conn.batch_execute(&format!("DROP SCHEMA {schema} CASCADE"))
-            .expect("removed");
     }
 }
