@@ -5,8 +5,7 @@
 //! given up ([`Trouble::Hangs`]).
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -141,32 +140,6 @@ enum Happens {
     Tick,
 }
 
-struct Queued {
-    at: Duration,
-    order: u64,
-    what: Happens,
-}
-
-impl PartialEq for Queued {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Queued {}
-
-impl PartialOrd for Queued {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Queued {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
-    }
-}
-
 /// A producer's transaction.
 struct Transaction {
     /// The transaction number.
@@ -247,7 +220,8 @@ pub(super) struct Stage<'w> {
     pub(super) readers: RefCell<Vec<Reader>>,
     /// The process that each of the server's processes serves.
     backends: RefCell<Vec<usize>>,
-    queue: RefCell<BinaryHeap<Reverse<Queued>>>,
+    /// What happens, by its time and in the order in which it was queued.
+    queue: RefCell<BTreeMap<(Duration, u64), Happens>>,
     order: Cell<u64>,
     slots: &'w [OnceCell<Slot>],
     /// [`Stage::strike`] drops them: they refer to the stage, and must not be dropped with it.
@@ -850,11 +824,8 @@ impl<'w> Stage<'w> {
 
     fn at(&self, at: Duration, what: Happens) {
         self.order.set(self.order.get() + 1);
-        self.queue.borrow_mut().push(Reverse(Queued {
-            at,
-            order: self.order.get(),
-            what,
-        }));
+        let order = self.order.get();
+        self.queue.borrow_mut().insert((at, order), what);
     }
 
     /// Lets time pass for a reader.
@@ -880,7 +851,7 @@ impl<'w> Stage<'w> {
     fn run_until(&'w self, until: Duration) {
         while self.fall.borrow().is_none() && !self.has_ended.get() {
             let (actor, at) = self.next_actor();
-            let next = self.queue.borrow().peek().map(|Reverse(one)| one.at);
+            let next = (self.queue.borrow().first_key_value()).map(|((at, _), _)| *at);
             let is_actors_turn = match (actor, next) {
                 (Some(_), Some(next)) => at <= next,
                 (actor, _) => actor.is_some(),
@@ -897,9 +868,9 @@ impl<'w> Stage<'w> {
             match actor.filter(|_| is_actors_turn) {
                 Some((process, actor)) => self.act(process, actor),
                 None => {
-                    let next = self.queue.borrow_mut().pop();
-                    if let Some(Reverse(one)) = next {
-                        self.happens(one.what);
+                    let next = self.queue.borrow_mut().pop_first();
+                    if let Some((_, what)) = next {
+                        self.happens(what);
                     }
                 }
             }
