@@ -16,7 +16,7 @@ pub(super) const LENGTH: Duration = Duration::from_secs(12);
 /// The most relays of one history.
 pub(super) const MOST_RELAYS: usize = 3;
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct History {
     pub(super) seed: u64,
     pub(super) relays: usize,
@@ -191,6 +191,25 @@ pub(super) enum Event {
     Deaf(usize, Duration),
 }
 
+impl Event {
+    fn enqueue(messages: Vec<New>) -> Self {
+        Self::Enqueue {
+            messages,
+            lasts: Duration::ZERO,
+            commits: true,
+        }
+    }
+}
+
+/// All messages, transaction by transaction.
+fn enqueued_mut(items: &mut [Item]) -> impl Iterator<Item = &mut New> {
+    let messages = items.iter_mut().filter_map(|item| match &mut item.event {
+        Event::Enqueue { messages, .. } => Some(messages),
+        _ => None,
+    });
+    messages.flatten()
+}
+
 /// The most attempts at each destination.
 pub(super) const MAX_ATTEMPTS: u32 = 4;
 /// The timeout of sends in most histories, and of handlers.
@@ -229,8 +248,6 @@ impl History {
             seed,
             relays,
             single_active: rng.u8(..8) == 0,
-            items: Vec::new(),
-            slow_claims: false,
             senders: [1, 3][rng.usize(..2)],
             troubles: [0, 0, 200, 40, 20][rng.usize(..5)],
             slow: [0, 0, 100, 20][rng.usize(..4)],
@@ -238,24 +255,10 @@ impl History {
             // Separate dice, so that the other decisions of a seed stay the same.
             is_crowded: Rng::with_seed(!seed).u8(..4) == 0,
             lease: [SHORT_LEASE, LONG_LEASE][rng.usize(..2)],
-            has_endpoints: false,
-            registers: None,
-            has_crowd: false,
-            has_outages: false,
-            rate: None,
-            settings_differ: false,
-            has_namesake: false,
-            all_have_namesake: false,
-            has_filters: false,
-            has_tenants: false,
-            verification: Verification::None,
-            has_handlers: false,
-            has_batches: false,
-            has_outcomes_of_each: false,
-            feeds: &[],
             // Separate dice, as above.
             key_run: [1, 2, 3, 10]
                 [Rng::with_seed(seed.rotate_left(23) ^ 0x8ebc_6af0_9c88_c6e3).usize(..4)],
+            ..Self::default()
         };
         if is_calm {
             (history.troubles, history.slow) = (0, 0);
@@ -415,18 +418,12 @@ impl History {
     /// Sends some messages to handlers.
     fn handle(&mut self, rng: &mut Rng) {
         self.has_handlers = true;
-        for item in &mut self.items {
-            let Event::Enqueue { messages, .. } = &mut item.event else {
-                continue;
-            };
-            let plain =
-                |new: &&mut New| ["a", "b"].contains(&new.topic) && new.destination.is_empty();
-            for new in messages.iter_mut().filter(plain) {
-                if rng.u8(..3) == 0 {
-                    new.topic = HANDLED;
-                    // The group is not always there, and a key would wait for its messages.
-                    new.ordering_key = new.ordering_key.filter(|_| !self.settings_differ);
-                }
+        let plain = |new: &&mut New| ["a", "b"].contains(&new.topic) && new.destination.is_empty();
+        for new in enqueued_mut(&mut self.items).filter(plain) {
+            if rng.u8(..3) == 0 {
+                new.topic = HANDLED;
+                // The group is not always there, and a key would wait for its messages.
+                new.ordering_key = new.ordering_key.filter(|_| !self.settings_differ);
             }
         }
     }
@@ -435,11 +432,8 @@ impl History {
     fn refuse(&mut self, rng: &mut Rng) {
         self.has_batches = true;
         self.has_outcomes_of_each = Rng::with_seed(self.seed ^ 2).bool();
-        for item in &mut self.items {
-            if let Event::Enqueue { messages, .. } = &mut item.event {
-                let to_batches = messages.iter_mut().filter(|new| new.topic == "a");
-                to_batches.for_each(|new| new.is_refused = rng.u8(..8) == 0);
-            }
+        for new in enqueued_mut(&mut self.items).filter(|new| new.topic == "a") {
+            new.is_refused = rng.u8(..8) == 0;
         }
     }
 
@@ -457,23 +451,18 @@ impl History {
         if has_orphans {
             self.registers = Some(usize::MAX);
         }
-        for item in &mut self.items {
-            let Event::Enqueue { messages, .. } = &mut item.event else {
+        for new in enqueued_mut(&mut self.items) {
+            if rng.bool() {
                 continue;
-            };
-            for new in messages {
-                if rng.bool() {
-                    continue;
-                }
-                // Separate keys: messages of other routes are not ordered with these.
-                new.ordering_key = new.ordering_key.map(|_| ["r", "s"][rng.usize(..2)]);
-                match rng.u8(..3) {
-                    0 => new.topic = "c",
-                    _ => new.destination = REGISTERED[rng.usize(..2)],
-                }
-                if self.registers.is_some() && !new.destination.is_empty() {
-                    new.destination = REGISTERED[0];
-                }
+            }
+            // Separate keys: messages of other routes are not ordered with these.
+            new.ordering_key = new.ordering_key.map(|_| ["r", "s"][rng.usize(..2)]);
+            match rng.u8(..3) {
+                0 => new.topic = "c",
+                _ => new.destination = REGISTERED[rng.usize(..2)],
+            }
+            if self.registers.is_some() && !new.destination.is_empty() {
+                new.destination = REGISTERED[0];
             }
         }
         if is_calm {
@@ -500,11 +489,7 @@ impl History {
     /// takeover.
     fn orphan(&mut self, rng: &mut Rng) {
         let at = millis(rng, 0..3000);
-        let enqueue = Event::Enqueue {
-            messages: vec![New::of(wants::TOPIC); rng.usize(1..4)],
-            lasts: Duration::ZERO,
-            commits: true,
-        };
+        let enqueue = Event::enqueue(vec![New::of(wants::TOPIC); rng.usize(1..4)]);
         let name = REGISTERED[0];
         let kill = at + millis(rng, 2..300);
         let events = [
@@ -563,14 +548,9 @@ impl History {
 
     /// Gives another topic to half of the messages for endpoints, and no key.
     fn change_topic(&mut self, topic: &'static str, rng: &mut Rng) {
-        for item in &mut self.items {
-            let Event::Enqueue { messages, .. } = &mut item.event else {
-                continue;
-            };
-            let of_endpoints = messages.iter_mut().filter(|new| new.topic == wants::TOPIC);
-            for new in of_endpoints.filter(|_| rng.bool()) {
-                (new.topic, new.ordering_key) = (topic, None);
-            }
+        let of_endpoints = enqueued_mut(&mut self.items).filter(|new| new.topic == wants::TOPIC);
+        for new in of_endpoints.filter(|_| rng.bool()) {
+            (new.topic, new.ordering_key) = (topic, None);
         }
     }
 
@@ -586,11 +566,7 @@ impl History {
         self.items.clear();
         let enqueue = |at, messages| Item {
             at,
-            event: Event::Enqueue {
-                messages,
-                lasts: Duration::ZERO,
-                commits: true,
-            },
+            event: Event::enqueue(messages),
         };
         let to = |destination| New {
             destination,
@@ -629,11 +605,7 @@ impl History {
         (self.senders, self.lease) = (3, LONG_LEASE);
         self.items.clear();
         let mut add = |at, event| self.items.push(Item { at, event });
-        let enqueue = |new: New, count| Event::Enqueue {
-            messages: vec![new; count],
-            lasts: Duration::ZERO,
-            commits: true,
-        };
+        let enqueue = |new: New, count| Event::enqueue(vec![new; count]);
         self.rate = rng.bool().then_some(0.3);
         if self.rate.is_none() || rng.bool() {
             let mood = [Mood::Slow, Mood::Hanging][rng.usize(..2)];
@@ -683,11 +655,7 @@ impl History {
         self.relays = self.relays.max(2);
         let relay = rng.usize(..self.relays);
         let new = New::of("a");
-        let event = Event::Enqueue {
-            messages: vec![new; rng.usize(10..40)],
-            lasts: Duration::ZERO,
-            commits: true,
-        };
+        let event = Event::enqueue(vec![new; rng.usize(10..40)]);
         self.items.push(Item { at, event });
         let mood = [Mood::Slow, Mood::Hanging][rng.usize(..2)];
         let event = Event::Mood("a", mood, Duration::from_secs(9));
