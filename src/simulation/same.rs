@@ -225,12 +225,7 @@ fn enqueue_in_tables(
             occurred_at: began,
             available_at: began + micros(turns(one.delay)),
             expires_at: one.expires.map(|lasts| began + micros(turns(lasts))),
-            attempts: 0,
-            is_abandoned: false,
-            held: None,
-            split_from: None,
-            split_to: None,
-            registration: None,
+            ..tables::Row::default()
         };
         let is_it = |other: &&tables::Row| other.is_known_by(one.idempotency_key, one.destination);
         // A row that the index refuses uses up a sequence, except for the same key twice in one statement.

@@ -1462,18 +1462,12 @@ impl<'w> Stage<'w> {
                 topic: new.topic,
                 destination: new.destination.to_owned(),
                 ordering_key: new.ordering_key,
-                idempotency_key: None,
-                body: 0,
                 headers: Some(u8::try_from(truths.len() % 100).unwrap_or(0)),
                 occurred_at: now,
                 available_at: now + micros(new.delay),
                 expires_at: new.expires_after.map(|after| now + micros(after)),
-                attempts: 0,
-                is_abandoned: false,
-                held: None,
-                split_from: None,
-                split_to: None,
                 registration: tables.registered.get(new.destination).map(|one| one.id),
+                ..Row::default()
             }
         };
         let rows = messages.iter().map(row).collect();

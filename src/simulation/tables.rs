@@ -45,7 +45,7 @@ use crate::sql::range::Range;
 use crate::status::ReasonCode;
 
 /// A live message.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) sequence: i64,
     /// The message of the history, also for the parts of a fanned-out message.
@@ -701,30 +701,15 @@ impl Tables {
     }
 
     pub(super) fn streams(&self, behind: i64, beside: &[Stream]) -> Vec<FoundStream> {
-        let mut first: BTreeMap<(&str, &str, bool), Position> = BTreeMap::new();
+        let mut first: BTreeMap<Stream, Position> = BTreeMap::new();
         for row in self.rows.values().filter(|row| row.sequence > behind) {
-            let of = (
-                row.topic,
-                row.destination.as_str(),
-                row.ordering_key.is_some(),
-            );
-            let at = first.entry(of).or_insert(row.position());
+            let at = first.entry(row.stream()).or_insert(row.position());
             *at = row.position().min(*at);
         }
-        let found = first
-            .into_iter()
-            .map(|((topic, destination, is_keyed), first)| FoundStream {
-                stream: Stream {
-                    topic: Topic {
-                        topic: topic.to_owned(),
-                        destination: destination.to_owned(),
-                    },
-                    is_keyed,
-                },
-                first,
-            });
+        first.retain(|stream, _| !beside.contains(stream));
+        let found = first.into_iter();
         found
-            .filter(|found| !beside.contains(&found.stream))
+            .map(|(stream, first)| FoundStream { stream, first })
             .collect()
     }
 
