@@ -161,40 +161,37 @@ impl<'w> Link<'w> {
 
     /// Waits for rows that a person has locked, up to the time limit.
     fn wait_for_people(&mut self, rows: impl Iterator<Item = i64> + Clone) -> DatabaseResult<()> {
-        let stage = self.stage;
-        let until = stage.now() + LOCK_TIMEOUT;
-        let is_locked = || {
-            let tables = stage.tables.borrow();
-            rows.clone().any(|row| tables.of_people.contains(&row))
+        let limit = match self.stage.broken {
+            Some(Broken::WaitsForPeople) => Duration::MAX,
+            _ => LOCK_TIMEOUT,
         };
-        // After a broken promise, no one unlocks them.
-        while is_locked() && stage.fall.borrow().is_none() {
-            if stage.now() >= until && stage.broken != Some(Broken::WaitsForPeople) {
-                self.has_timed_out = true;
-                return Err(failure(DatabaseErrorKind::Unknown, "canceling statement"));
-            }
-            stage.pass(self.process, WHILE_LOCKED);
-        }
-        match self.is_connected() {
-            true => Ok(()),
-            false => Err(self.loses()),
-        }
+        self.wait_while(WHILE_LOCKED, limit, |tables| {
+            rows.clone().any(|row| tables.of_people.contains(&row))
+        })
     }
 
     /// Waits until no other transaction holds these feeds, up to the time limit.
     fn wait_for_feeds(&mut self, feeds: &[&str]) -> DatabaseResult<()> {
-        let stage = self.stage;
-        let until = stage.now() + LOCK_TIMEOUT;
-        let is_held = || {
-            let tables = stage.tables.borrow();
+        self.wait_while(WHILE_HELD, LOCK_TIMEOUT, |tables| {
             feeds.iter().any(|feed| tables.held_feeds.contains(feed))
-        };
-        while is_held() && stage.fall.borrow().is_none() {
+        })
+    }
+
+    fn wait_while(
+        &mut self,
+        step: Duration,
+        limit: Duration,
+        is_locked: impl Fn(&Tables) -> bool,
+    ) -> DatabaseResult<()> {
+        let stage = self.stage;
+        let until = stage.now().saturating_add(limit);
+        // After a broken promise, no one unlocks rows.
+        while is_locked(&stage.tables.borrow()) && stage.fall.borrow().is_none() {
             if stage.now() >= until {
                 self.has_timed_out = true;
                 return Err(failure(DatabaseErrorKind::Unknown, "canceling statement"));
             }
-            stage.pass(self.process, WHILE_HELD);
+            stage.pass(self.process, step);
         }
         match self.is_connected() {
             true => Ok(()),

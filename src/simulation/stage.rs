@@ -1805,13 +1805,8 @@ impl<'w> Stage<'w> {
             let mut living = processes.iter().filter(|one| !one.is_dead);
             living.any(|one| one.is_busy(to))
         };
-        let waits_for_people = |row: &Row| {
-            let mut locked = tables
-                .of_people
-                .iter()
-                .filter_map(|one| tables.rows.get(one));
-            locked.any(|other| other.has_key_of(row))
-        };
+        let waits_for_people =
+            |row: &Row| tables.rows_of_people().any(|other| other.has_key_of(row));
         let facts = tables.facts(micros);
         // A message that is fanned out may wait for the parts of any other.
         let waits_for_parts = |row: &Row, other: &Row| {
@@ -1887,11 +1882,9 @@ impl<'w> Stage<'w> {
         let mut since = self.waits_since.borrow_mut();
         let has_locks = self.history.has(|event| matches!(event, Event::Lock(..)));
         let is_locked = |row: &Row| {
-            let mut locked = tables
-                .of_people
-                .iter()
-                .filter_map(|one| tables.rows.get(one));
-            locked.any(|other| other.sequence == row.sequence || other.has_key_of(row))
+            tables
+                .rows_of_people()
+                .any(|other| other.sequence == row.sequence || other.has_key_of(row))
         };
         since.retain(|sequence, _| tables.rows.get(sequence).is_some_and(|row| !is_locked(row)));
         let others = tables.rows.values().filter(|row| row.topic == "b");
@@ -1931,11 +1924,7 @@ impl<'w> Stage<'w> {
                 other.sequence == row.sequence
                     || (self.may_run(row) && other.held == row.held && other.has_key_of(row))
             };
-            let mut of_people = tables
-                .of_people
-                .iter()
-                .filter_map(|one| tables.rows.get(one));
-            held && !of_people.any(is_with)
+            held && !tables.rows_of_people().any(is_with)
         };
         if let Some(row) = tables.rows.values().find(is_late) {
             self.fall(Promise::Late, || format!("{row:?} is not settled"));

@@ -700,6 +700,11 @@ impl Tables {
         pauses
     }
 
+    /// The rows that a person has locked.
+    pub(super) fn rows_of_people(&self) -> impl Iterator<Item = &Row> {
+        self.of_people.iter().filter_map(|one| self.rows.get(one))
+    }
+
     pub(super) fn streams(&self, behind: i64, beside: &[Stream]) -> Vec<FoundStream> {
         let mut first: BTreeMap<Stream, Position> = BTreeMap::new();
         for row in self.rows.values().filter(|row| row.sequence > behind) {
