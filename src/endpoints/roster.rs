@@ -129,8 +129,8 @@ fn subscribe(patterns: &[String], topic: &str) -> bool {
     asking.any(|pattern| matches_any(std::slice::from_ref(pattern), topic))
 }
 
-/// The names of endpoints by their tenants.
-type OfTenants = HashMap<Option<Uuid>, Vec<Arc<str>>>;
+/// Endpoints by their tenants.
+type OfTenants = HashMap<Option<Uuid>, Vec<Arc<KnownEndpoint>>>;
 
 /// All endpoints, at one point in time: a value, for the planner and for the fate of messages.
 #[derive(Default)]
@@ -239,24 +239,14 @@ impl Registry {
         message: &'m Message,
         now: Instant,
     ) -> impl Iterator<Item = &'a Arc<KnownEndpoint>> + use<'a, 'm> {
-        let enabled = self.for_tenant_of(&self.of_tenants, message);
+        let enabled = for_tenant_of(&self.of_tenants, message);
         let enabled = enabled.filter(move |one| one.wants(message, now));
         // The row of a message that went at once to its only endpoint does not name the endpoint. Then its relay
         // has crashed, and the takeover has counted an attempt.
         let may_have_gone = message.attempts > 0 && self.may_go_without_a_part(message);
-        let disabled = may_have_gone.then(|| self.for_tenant_of(&self.disabled, message));
+        let disabled = may_have_gone.then(|| for_tenant_of(&self.disabled, message));
         let disabled = disabled.into_iter().flatten();
         enabled.chain(disabled.filter(move |one| one.may_have_wanted(message, now)))
-    }
-
-    fn for_tenant_of<'a>(
-        &'a self,
-        names: &'a OfTenants,
-        message: &Message,
-    ) -> impl Iterator<Item = &'a Arc<KnownEndpoint>> + use<'a> {
-        let tenants = [Some(None), message.tenant_id.map(Some)].into_iter();
-        let names = tenants.flatten().filter_map(|tenant| names.get(&tenant));
-        names.flatten().filter_map(|name| self.by_name.get(name))
     }
 
     /// Whether a message goes to its only endpoint without a row of its own, if it has a single one. A
@@ -342,7 +332,7 @@ impl Registry {
                 false => &mut self.disabled,
             };
             let of_tenant = of_tenants.entry(one.tenant_id).or_default();
-            of_tenant.push(Arc::clone(name));
+            of_tenant.push(Arc::clone(one));
             if one.is_enabled() {
                 topics.extend(one.topics.iter().cloned());
                 self.has_runs |= one.limits.as_ref().is_some_and(|one| one.key_run > 1);
@@ -350,7 +340,7 @@ impl Registry {
         }
         (self.of_tenants.values_mut())
             .chain(self.disabled.values_mut())
-            .for_each(|names| names.sort_unstable());
+            .for_each(|all| all.sort_unstable_by(|one, other| one.name.cmp(&other.name)));
         self.topics = topics.into_iter().collect();
         self.refuses = Arc::new(refuses);
     }
@@ -566,6 +556,16 @@ impl Registry {
     fn may_go_at_once(&self, message: &Message, only: &KnownEndpoint, at: &At<'_>) -> bool {
         message.attempts == 0 && self.may_go_without_a_part(message) && (at.left)(only.id) > 0
     }
+}
+
+/// The endpoints that have no tenant, or that of the message.
+fn for_tenant_of<'a>(
+    all: &'a OfTenants,
+    message: &Message,
+) -> impl Iterator<Item = &'a Arc<KnownEndpoint>> + use<'a> {
+    let tenants = [Some(None), message.tenant_id.map(Some)].into_iter();
+    let found = tenants.flatten().filter_map(|tenant| all.get(&tenant));
+    found.flatten()
 }
 
 #[cfg(test)]
