@@ -1,6 +1,7 @@
-"""Reads a feed of diesel-outbox with Python's standard library alone, and does the work of each event once.
+"""Reads a feed of diesel-outbox with Python's standard library alone, and does the work of each message once.
 
 The position is kept in SQLite, in the transaction of the work: both are stored, or neither, whenever this program is killed.
+So are the ids: a message comes again if somebody sends it again, and after a 409, when the program continues from a time.
 
     python3 feed_reader.py https://shop.example/api/v1/feeds/crm/events TOKEN_FILE crm.db
 """
@@ -51,6 +52,7 @@ def main(url, token_file, path):
         token = file.read().strip()
     db = sqlite3.connect(path, timeout=5, isolation_level=None)
     db.execute("CREATE TABLE IF NOT EXISTS orders (number INTEGER PRIMARY KEY, id text, event text)")
+    db.execute("CREATE TABLE IF NOT EXISTS seen (id text PRIMARY KEY)")
     db.execute("CREATE TABLE IF NOT EXISTS feed_position (feed text PRIMARY KEY, cursor text NOT NULL)")
     db.execute("INSERT INTO feed_position VALUES (?, 'begin') ON CONFLICT DO NOTHING", [url])
     while True:
@@ -66,7 +68,8 @@ def main(url, token_file, path):
             move = "UPDATE feed_position SET cursor = ? WHERE feed = ? AND cursor = ?"
             if db.execute(move, [following, url, after]).rowcount == 1:  # Else another process has done this work.
                 for event in events:
-                    work(db, event)
+                    if db.execute("INSERT INTO seen VALUES (?) ON CONFLICT DO NOTHING", [event["id"]]).rowcount == 1:
+                        work(db, event)
 
 
 if __name__ == "__main__":

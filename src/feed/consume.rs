@@ -43,7 +43,9 @@ pub enum ConsumeError {
 ///
 /// Each event has a transaction of its own on `conn`: it locks the position of the consumer, calls `work`, and writes the
 /// position of the event. All of it is committed, or nothing. So an event has its effect once, whenever the process is
-/// killed, as long as the effect is made through `conn`.
+/// killed, as long as the effect is made through `conn`. A message can become an event again, with the same id: if somebody
+/// sends it again, and after [`ReadError::Changed`]. [`inbox::once`](crate::inbox::once) around the work, from the first event
+/// on, handles each message once.
 ///
 /// `consumer` names the consumer within its database. The table `outbox_feed_position` keeps the position under this name
 /// and [that of the feed](Reader::name); [`migrate`](crate::migrate) creates the table, and
@@ -53,15 +55,19 @@ pub enum ConsumeError {
 /// ```no_run
 /// use diesel::prelude::*;
 /// use diesel_outbox::feed::{self, Reader};
+/// use diesel_outbox::inbox;
 ///
 /// let url = "https://shop.example/api/v1/feeds/crm/events";
 /// let reader = Reader::new(url, std::fs::read_to_string("token")?.trim().into())?;
 /// let mut conn = PgConnection::establish("postgres://localhost/crm")?;
 /// feed::consume(&mut conn, &reader, "crm", || true, |conn, event| {
-///     if event.event_type == "order.paid" {
-///         diesel::sql_query("UPDATE figures SET orders = orders + 1").execute(conn)?;
-///     }
-///     QueryResult::Ok(())
+///     inbox::once(conn, "shop", &event.id, |conn| {
+///         if event.event_type == "order.paid" {
+///             diesel::sql_query("UPDATE figures SET orders = orders + 1").execute(conn)?;
+///         }
+///         QueryResult::Ok(())
+///     })
+///     .map(drop)
 /// })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -132,7 +138,7 @@ where
 }
 
 /// Sets where a consumer continues, such as after [`ReadError::Expired`] (with [`After::Begin`], once what is missing was
-/// fetched in another way) or [`ReadError::Changed`] (with [`After::Time`]: events come again then, so do their work in
+/// fetched in another way) or [`ReadError::Changed`] (with [`After::Time`]: events come again then; their work was done in
 /// [`inbox::once`](crate::inbox::once)).
 ///
 /// ```no_run

@@ -9,15 +9,15 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use diesel::result::{DatabaseErrorKind, Error, QueryResult};
 use diesel::sql_types::{BigInt, Text};
 use diesel::{Connection, PgConnection, RunQueryDsl, sql_query};
-use diesel_outbox::Backoff;
 use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox::feed::{self, After, ConsumeError, ReadError, Reader};
 use diesel_outbox::receive::CloudEvent;
+use diesel_outbox::{Backoff, inbox};
 use serde_json::{Value, json};
 use uuid::Uuid;
 

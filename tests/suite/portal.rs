@@ -531,7 +531,7 @@ fn a_customer_fetches_events_with_the_command_of_the_page() {
         database.number("SELECT count(*) FROM {o}_feed_event") == 1
     });
     end(&relay);
-    assert!(ann.get(&added.location).ok().contains("1 events, "));
+    assert!(ann.get(&added.location).ok().contains("events: 1, "));
     assert!(ann.get("/deliveries").ok().contains(&id));
 
     let token = ann.post("/feed/token", &[("name", &name)]).ok();
