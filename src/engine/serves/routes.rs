@@ -185,7 +185,7 @@ pub(crate) fn nearest_pattern<'a>(
 
 /// `*` matches any characters, or none.
 fn matches(pattern: &str, topic: &str) -> bool {
-    // Each message is compared with the patterns of all endpoints of its tenant: most of them differ in their first bytes.
+    // Each message is compared with many patterns: most of them differ in their first bytes.
     let mut bytes = pattern.bytes().zip(topic.bytes());
     let decides = bytes.find(|(one, other)| *one == b'*' || one != other);
     if decides.is_some_and(|(one, _)| one != b'*') {
