@@ -4,7 +4,6 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,24 +21,29 @@ const SOON: Duration = Duration::from_secs(10);
 /// A proxy in front of PostgreSQL whose connections can fall silent.
 struct Proxy {
     address: SocketAddr,
-    links: Arc<Mutex<Vec<Arc<Link>>>>,
+    links: Arc<Mutex<Vec<Arc<Mutex<Link>>>>>,
 }
 
 /// A connection through the proxy.
 #[derive(Default)]
 struct Link {
-    is_silent: AtomicBool,
+    is_silenced: bool,
+    /// A question, or a transaction, has no end yet. It comes to its end before the silence: the server would close a
+    /// session in a transaction that hears nothing more, and the silence would be over.
+    is_busy: bool,
     /// A question or an answer was swallowed.
-    is_waited_for: AtomicBool,
+    is_waited_for: bool,
 }
 
 impl Link {
-    fn passes(&self) -> bool {
-        let is_silent = self.is_silent.load(Ordering::Acquire);
-        if is_silent {
-            self.is_waited_for.store(true, Ordering::Release);
+    /// Whether what a client (or else the server) says is passed on.
+    fn passes(&mut self, is_client: bool, ends: bool) -> bool {
+        if self.is_silenced && !self.is_busy {
+            self.is_waited_for = true;
+            return false;
         }
-        !is_silent
+        self.is_busy = is_client || (self.is_busy && !ends);
+        true
     }
 }
 
@@ -59,15 +63,15 @@ impl Proxy {
                 let Ok(server) = TcpStream::connect((host.as_str(), port)) else {
                     continue;
                 };
-                let link = Arc::new(Link::default());
+                let link = Arc::<Mutex<Link>>::default();
                 lock(&links).push(Arc::clone(&link));
                 let (to_client, to_server) = (again(&client), again(&server));
                 let of_answers = Arc::clone(&link);
                 std::thread::spawn(move || {
-                    pass(client, to_server, &link);
+                    pass(client, to_server, &link, true);
                 });
                 std::thread::spawn(move || {
-                    pass(server, to_client, &of_answers);
+                    pass(server, to_client, &of_answers, false);
                 });
             }
         });
@@ -88,16 +92,16 @@ impl Proxy {
         command
     }
 
-    /// Every connection that is open now is silent from now on.
+    /// Every connection that is open now is silent from now on, or from the end of its transaction.
     fn silence(&self) {
         for link in lock(&self.links).iter() {
-            link.is_silent.store(true, Ordering::Release);
+            lock(link).is_silenced = true;
         }
     }
 
     /// Waits until so many connections, of all that were silenced, have swallowed something.
     fn wait_for_waits(&self, count: usize) {
-        let waits = |link: &&Arc<Link>| link.is_waited_for.load(Ordering::Acquire);
+        let waits = |link: &&Arc<Mutex<Link>>| lock(link).is_waited_for;
         eventually("clients wait for an answer", || {
             lock(&self.links).iter().filter(waits).count() >= count
         });
@@ -112,11 +116,19 @@ fn again(stream: &TcpStream) -> TcpStream {
     stream.try_clone().expect("a descriptor")
 }
 
+/// The server's word that it waits for a question, outside of a transaction: `ReadyForQuery`, at the end of an answer.
+const READY: &[u8] = b"Z\0\0\0\x05I";
+
 /// Passes everything on, or swallows it, until one side closes.
-fn pass(mut from: TcpStream, mut to: TcpStream, link: &Link) {
+fn pass(mut from: TcpStream, mut to: TcpStream, link: &Mutex<Link>, is_client: bool) {
     let mut buffer = vec![0; 1 << 16];
+    let mut last = Vec::new();
     while let Ok(length @ 1..) = from.read(&mut buffer) {
-        if link.passes() && to.write_all(&buffer[..length]).is_err() {
+        let said = &buffer[..length];
+        last.extend_from_slice(&said[length.saturating_sub(READY.len())..]);
+        last.drain(..last.len().saturating_sub(READY.len()));
+        let passes = lock(link).passes(is_client, last == READY);
+        if passes && to.write_all(said).is_err() {
             break;
         }
     }
