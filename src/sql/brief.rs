@@ -67,7 +67,11 @@ pub(crate) fn without_waiting<T>(
     });
     match done {
         Ok(done) => Ok(Tried::Done(done)),
-        Err(error) if has_timed_out(&error, began.elapsed(), NO_WAIT) => Ok(Tried::Locked),
+        Err(error) if has_timed_out(&error, began.elapsed(), NO_WAIT) => {
+            // A slow statement that the server refuses for another reason looks the same.
+            log::debug!(event = "not_waited", error:% = error; "did not wait for another session, tried again later: {error}");
+            Ok(Tried::Locked)
+        }
         Err(error) => Err(error),
     }
 }
