@@ -70,6 +70,14 @@ impl<'a> Feeds<'a> {
         Self { name }
     }
 
+    /// Whether the outbox has the tables of feeds.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub fn are_offered(self, conn: &mut PgConnection) -> Result<bool, DatabaseError> {
+        pinned(conn, self.name, |conn, name| Ok(has_feeds(conn, name)?))
+    }
+
     /// The feed of this name: of the settings of a relay, or of an endpoint that is there.
     ///
     /// # Errors

@@ -342,14 +342,14 @@ fn all_of_an_endpoint(database: &Database, portal: &Portal) {
     assert!(
         ann.get(&retried.location)
             .ok()
-            .contains("0 waiting events are due now")
+            .contains("Waiting events that are due now: 0.")
     );
     let recover = [name[0], ("since", "2000-01-01T00:00")];
     let recovered = ann.post("/endpoint/recover", &recover);
     assert!(
         ann.get(&recovered.location)
             .ok()
-            .contains("0 events wait to be sent again")
+            .contains("Events that wait to be sent again: 0.")
     );
     let unsure = ann.post("/endpoint/remove", &name);
     assert_eq!(unsure.status, StatusCode::OK);
@@ -477,6 +477,24 @@ impl Door {
     }
 }
 
+/// R70, R73: an outbox without the tables of feeds offers none.
+#[test]
+fn a_customer_is_offered_no_feed_where_there_are_none() {
+    let database = Database::without_endpoints();
+    database.execute("SELECT public.outbox_create_endpoints('{o}')");
+    let portal = portal(&config(&database));
+    let ann = Browser::opening(&portal, &portal.link(Uuid::now_v7(), HOUR));
+    let form = ann.get("/endpoints/new").ok();
+    assert!(form.contains("name=\"url\""), "{form}");
+    assert!(!form.contains("You fetch"), "{form}");
+    let fields = [("kind", "feed"), ("topic", "order.paid")];
+    let refused = ann.post("/endpoints/add", &fields);
+    assert_eq!(refused.status, StatusCode::UNPROCESSABLE_ENTITY);
+    let fields = [("url", "https://acme.example"), ("topic", "order.paid")];
+    ann.post("/endpoints/add", &fields).ok();
+    assert_eq!(database.number("SELECT count(*) FROM {o}_endpoint"), 1);
+}
+
 /// R73: from the choice to the events, as the page says it.
 #[test]
 fn a_customer_fetches_events_with_the_command_of_the_page() {
@@ -531,8 +549,16 @@ fn a_customer_fetches_events_with_the_command_of_the_page() {
         database.number("SELECT count(*) FROM {o}_feed_event") == 1
     });
     end(&relay);
-    assert!(ann.get(&added.location).ok().contains("events: 1, "));
+    let page = ann.get(&added.location).ok();
+    assert!(page.contains("events: 1, "), "{page}");
     assert!(ann.get("/deliveries").ok().contains(&id));
+    // Nobody was called.
+    let delivery = [("name", name.as_str()), ("id", id.as_str())];
+    let delivery = ann.get(&format!("/delivery?{}", encoded(&delivery))).ok();
+    for shown in [&page, &delivery] {
+        assert!(shown.contains("in the feed"), "{shown}");
+        assert!(!shown.contains(">delivered"), "{shown}");
+    }
 
     let token = ann.post("/feed/token", &[("name", &name)]).ok();
     let secret = secret(&token);
@@ -729,7 +755,7 @@ fn a_customer_verifies_an_endpoint_and_recovers_what_failed() {
     assert!(
         ann.get(&recovered.location)
             .ok()
-            .contains("1 events wait to be sent again")
+            .contains("Events that wait to be sent again: 1.")
     );
     let relay = database.keeping_relay().start().expect("a relay");
     eventually("delivered", || database.count("delivered") == 1);

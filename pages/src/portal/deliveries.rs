@@ -15,6 +15,7 @@ use super::feeds::label;
 use super::own::Own;
 use super::words::Words;
 use super::{Asked, ENDPOINTS, Refusal, endpoint_page, with_time};
+use crate::feeds::is_feed;
 use crate::pages::content::cut;
 use crate::pages::link;
 use crate::pages::mask::indented;
@@ -44,14 +45,26 @@ fn name_of(words: &Words, state: Status) -> &'static str {
     }
 }
 
-fn badge(words: &Words, state: Status) -> Markup {
+/// What is said of an event that has reached the endpoint. A feed is not called.
+pub(super) fn arrived(words: &Words, one: &Endpoint) -> &'static str {
+    match is_feed(one) {
+        true => words.in_feed,
+        false => words.delivered,
+    }
+}
+
+fn badge(words: &Words, one: &Endpoint, state: Status) -> Markup {
+    let name = match state {
+        Status::Delivered => arrived(words, one),
+        _ => name_of(words, state),
+    };
     let kind = match state {
         Status::Delivered => "good",
         Status::Dead => "bad",
         Status::Retrying => "wait",
         _ => "idle",
     };
-    html! { span class={ "badge " (kind) } { (name_of(words, state)) } }
+    html! { span class={ "badge " (kind) } { (name) } }
 }
 
 /// The filter that these values of parameters choose. The error names the parameter.
@@ -144,7 +157,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
             @if asked.given("after").is_some() {
                 div.head { a href=(link("/deliveries", &pairs)) { (words.first_page) } }
             }
-            (rows(asked, &chosen.name, &deliveries))
+            (rows(asked, &chosen, &deliveries))
             @if let Some(next) = deliveries.next {
                 div.actions {
                     a.button.second href=(link("/deliveries", &[pairs.as_slice(), &[("after", &next.to_string())]].concat())) { (words.older) }
@@ -156,7 +169,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
 }
 
 /// The rows of a list.
-pub(super) fn rows(asked: &Asked<'_>, name: &str, found: &Deliveries) -> Markup {
+pub(super) fn rows(asked: &Asked<'_>, one: &Endpoint, found: &Deliveries) -> Markup {
     let words = asked.words;
     let columns = [
         Column(words.topic, Kind::Text),
@@ -169,13 +182,13 @@ pub(super) fn rows(asked: &Asked<'_>, name: &str, found: &Deliveries) -> Markup 
         let id = row.message_id.to_string();
         vec![
             html! { (shortened(&row.topic, 80)) div.quiet.key { (id) } },
-            outcome(words, row),
+            outcome(words, one, row),
             html! { (row.attempts) },
             html! {
                 @if let Some(time) = &row.settled_at { (shown::time(time)) }
                 @else if let Some(reason) = &row.waits { span.quiet { (waiting(words, reason)) } }
             },
-            html! { a href=(page_of(name, &id)) aria-label={ (words.details) ": " (id) } { (words.details) } },
+            html! { a href=(page_of(&one.name, &id)) aria-label={ (words.details) ": " (id) } { (words.details) } },
         ]
     };
     html! {
@@ -184,9 +197,9 @@ pub(super) fn rows(asked: &Asked<'_>, name: &str, found: &Deliveries) -> Markup 
     }
 }
 
-fn outcome(words: &Words, row: &Delivery) -> Markup {
+fn outcome(words: &Words, one: &Endpoint, row: &Delivery) -> Markup {
     html! {
-        (badge(words, row.state))
+        (badge(words, one, row.state))
         @if let Some(status) = row.http_status { " HTTP " (status) }
         @if let Some(error) = row.public_error() { span.error { (words.failure(&error)) } }
     }
@@ -271,7 +284,7 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
                 dl.facts {
                     dt { (words.message) } dd.key { (delivery.message_id) }
                     dt { (words.endpoint) } dd.key { (label(&one)) }
-                    dt { (words.state) } dd { (outcome(words, delivery)) }
+                    dt { (words.state) } dd { (outcome(words, &one, delivery)) }
                     dt { (words.attempts) } dd { (delivery.attempts) }
                     dt { (words.enqueued) } dd { (shown::time(&delivery.created_at)) }
                     @if let Some(time) = &delivery.settled_at { dt { (words.when) } dd { (shown::time(time)) } }

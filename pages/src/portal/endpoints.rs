@@ -241,13 +241,13 @@ pub(super) fn show(asked: &Asked<'_>) -> Result<Response, Refusal> {
                 @if asked.may().act { (first_aid(asked, &one)) }
             }
         }
-        (curves(asked, &counts))
+        (curves(asked, &one, &counts))
         section.panel aria-labelledby="deliveries" {
             div.head {
                 h2 id="deliveries" { (words.deliveries) }
                 a href=(link("/deliveries", &[("name", name)])) { (words.filter) }
             }
-            (deliveries::rows(asked, name, &latest))
+            (deliveries::rows(asked, &one, &latest))
         }
         @if asked.may().act { (actions(asked, &one)) }
     };
@@ -269,7 +269,7 @@ fn shown_filter(words: &Words, filter: &Value) -> Markup {
     }
 }
 
-fn curves(asked: &Asked<'_>, counts: &[Option<DeliveryCount>]) -> Markup {
+fn curves(asked: &Asked<'_>, one: &Endpoint, counts: &[Option<DeliveryCount>]) -> Markup {
     let words = asked.words;
     let figure = |name: &str, label: &str, of: fn(&DeliveryCount) -> u64| {
         #[allow(clippy::cast_precision_loss, reason = "only drawn")]
@@ -295,7 +295,7 @@ fn curves(asked: &Asked<'_>, counts: &[Option<DeliveryCount>]) -> Markup {
     };
     html! {
         ul.figures aria-label=(words.last_day) {
-            (figure("delivered", words.delivered, |count| count.delivered))
+            (figure("delivered", deliveries::arrived(words, one), |count| count.delivered))
             (figure("dead", words.dead_lettered, |count| count.dead))
         }
     }
@@ -390,7 +390,7 @@ fn actions(asked: &Asked<'_>, one: &Endpoint) -> Markup {
 }
 
 pub(super) fn new(asked: &Asked<'_>) -> Result<Response, Refusal> {
-    Ok(form(asked, None, &Written::default(), None))
+    form(asked, None, &Written::default(), None)
 }
 
 pub(super) fn edit(asked: &Asked<'_>) -> Result<Response, Refusal> {
@@ -402,7 +402,7 @@ pub(super) fn edit(asked: &Asked<'_>) -> Result<Response, Refusal> {
         ..Written::default()
     };
     let written = written.with_filter_of(Some(&one));
-    Ok(form(asked, Some(&one), &written, None))
+    form(asked, Some(&one), &written, None)
 }
 
 /// The form once more, with what was written and why it was refused, if the visitor can mend it.
@@ -417,11 +417,11 @@ fn again(asked: &Asked<'_>, one: Option<&Endpoint>, refusal: Refusal) -> Result<
         }
         _ => return Err(refusal),
     };
-    Ok(form(asked, one, &written, Some(&refusal)))
+    form(asked, one, &written, Some(&refusal))
 }
 
 /// The form with the same values, and room for more conditions.
-fn more(asked: &Asked<'_>, one: Option<&Endpoint>) -> Response {
+fn more(asked: &Asked<'_>, one: Option<&Endpoint>) -> Result<Response, Refusal> {
     form(asked, one, &Written::of(asked), None)
 }
 
@@ -431,7 +431,7 @@ fn form(
     one: Option<&Endpoint>,
     written: &Written,
     refusal: Option<&Refusal>,
-) -> Response {
+) -> Result<Response, Refusal> {
     let words = asked.words;
     let refused = refusal.map(|refusal| refusal.words(words, &asked.request.path));
     let status = refused
@@ -452,13 +452,14 @@ fn form(
         let written = written.topics.as_ref();
         written.is_none_or(|all| all.iter().any(|own| own == topic || own == "*"))
     };
+    let may_be_feed = one.is_none() && feeds::are_offered(asked.own())?;
     let is_new_feed = written.kind.as_deref() == Some(EndpointKind::Feed.as_str());
     let content = html! {
         @if let Some((_, why)) = refused { p.refused role="alert" { (why) } }
         form.stack method="post" action=(action) {
             (asked.token())
             @if let Some(one) = one { input type="hidden" name="name" value=(one.name); }
-            @if one.is_none() {
+            @if may_be_feed {
                 fieldset {
                     legend { (words.way) }
                     @for (kind, name, hint) in [(EndpointKind::Webhook, words.we_call_you, words.we_call_you_hint), (EndpointKind::Feed, words.you_fetch, words.you_fetch_hint)] {
@@ -506,7 +507,7 @@ fn form(
             }
         }
     };
-    asked.dialog(status, title, &content)
+    Ok(asked.dialog(status, title, &content))
 }
 
 /// The conditions of an endpoint, and some empty ones; or its filter as JSON.
@@ -725,7 +726,10 @@ pub(super) fn register(
     // The endpoints of all tenants share one table, so no owner chooses names.
     let name = Uuid::now_v7().to_string();
     let mut one = match written.kind()? {
-        Some(EndpointKind::Feed) => Endpoint::feed(&name),
+        Some(EndpointKind::Feed) if feeds::are_offered(own)? => Endpoint::feed(&name),
+        Some(EndpointKind::Feed) => {
+            return Err(Refusal::Wrong("kind", |words| words.invalid_value));
+        }
         _ => Endpoint::new(&name, "").configure(|hook| {
             hook.verification = own.portal.config.endpoint_verification;
         }),
@@ -752,7 +756,7 @@ pub(super) fn register(
 
 pub(super) fn add(asked: &Asked<'_>) -> Result<Response, Refusal> {
     if asked.given("more").is_some() {
-        return Ok(more(asked, None));
+        return more(asked, None);
     }
     let (name, secret) = match register(asked.own(), Written::of(asked)) {
         Ok(added) => added,
@@ -799,7 +803,7 @@ pub(super) fn write(own: Own<'_>, name: &str, written: Written) -> Result<(), Re
 pub(super) fn change(asked: &Asked<'_>) -> Result<Response, Refusal> {
     let name = asked.get("name");
     if asked.given("more").is_some() {
-        return Ok(more(asked, Some(&get(asked.own(), name)?)));
+        return more(asked, Some(&get(asked.own(), name)?));
     }
     match write(asked.own(), name, Written::of(asked)) {
         Ok(()) => done(name, "changed"),

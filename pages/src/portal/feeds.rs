@@ -27,6 +27,12 @@ pub(super) fn label(one: &Endpoint) -> String {
     }
 }
 
+/// Whether the outbox has feeds.
+pub(super) fn are_offered(own: Own<'_>) -> Result<bool, Refusal> {
+    let table = &own.portal.config.table;
+    own.read(|conn, _| Ok(Feeds::of(table).are_offered(conn)?))
+}
+
 /// The feed of the tenant with this name.
 pub(super) fn get(own: Own<'_>, name: &str) -> Result<FeedState, Refusal> {
     let table = &own.portal.config.table;

@@ -43,7 +43,7 @@ words! {
     change save cancel verify enable disable remove remove_waiting remove_unread remove_sure remove_sure_of_feed rotate rotate_hint secret secret_once old_secrets_until
     send_example example_event send_example_hint test_accepted test_failed status_code took no_response
     again recover since until recover_hint missing_too
-    last_day delivered dead_lettered no_data highest
+    last_day delivered in_feed dead_lettered no_data highest
     filter_hint filter_help filter_as_json filter_changed remove_filter condition condition_field condition_values more_conditions
     is is_not begins_with ends_with is_in_any_case at_least at_most more_than less_than exists is_missing
     help_is help_text help_number help_exists help_lists filter_limits

@@ -108,6 +108,7 @@ pub(super) const WORDS: Words = Words {
 
     last_day: "letzte 24 Stunden",
     delivered: "zugestellt",
+    in_feed: "im Feed",
     dead_lettered: "aufgegeben",
     no_data: "keine Daten",
     highest: "bis zu {} in einer halben Stunde",
@@ -180,7 +181,7 @@ pub(super) const WORDS: Words = Words {
     waits_expired: "ist abgelaufen und wird aufgegeben",
     waits_for_us: "wartet auf uns",
     send_waiting: "Wartende Ereignisse jetzt senden",
-    done_retried: "{} wartende Ereignisse sind jetzt fällig.",
+    done_retried: "Wartende Ereignisse, die jetzt fällig sind: {}.",
 
     your_endpoint: "Ihr Endpunkt",
     your_token_server: "Ihr Token-Server",
@@ -232,8 +233,8 @@ pub(super) const WORDS: Words = Words {
     done_resumed: "Fortgesetzt.",
     done_removed: "Entfernt.",
     done_again: "Das Ereignis wird erneut gesendet.",
-    done_recovered: "{} Ereignisse warten auf erneutes Senden.",
-    done_recovering: "{} Ereignisse warten auf erneutes Senden. Es gibt weitere: Wiederholen Sie es.",
+    done_recovered: "Ereignisse, die auf erneutes Senden warten: {}.",
+    done_recovering: "Ereignisse, die auf erneutes Senden warten: {}. Es gibt weitere: Wiederholen Sie es.",
     done_verified: "Ihr Endpunkt ist bestätigt.",
 
     errors: &[

@@ -108,6 +108,7 @@ pub(super) const WORDS: Words = Words {
 
     last_day: "last 24 hours",
     delivered: "delivered",
+    in_feed: "in the feed",
     dead_lettered: "given up",
     no_data: "no data",
     highest: "up to {} in half an hour",
@@ -180,7 +181,7 @@ pub(super) const WORDS: Words = Words {
     waits_expired: "has expired, and is given up",
     waits_for_us: "waits for us",
     send_waiting: "Send waiting events now",
-    done_retried: "{} waiting events are due now.",
+    done_retried: "Waiting events that are due now: {}.",
 
     your_endpoint: "your endpoint",
     your_token_server: "your token server",
@@ -232,8 +233,8 @@ pub(super) const WORDS: Words = Words {
     done_resumed: "Resumed.",
     done_removed: "Removed.",
     done_again: "The event will be sent again.",
-    done_recovered: "{} events wait to be sent again.",
-    done_recovering: "{} events wait to be sent again. There are more: repeat it.",
+    done_recovered: "Events that wait to be sent again: {}.",
+    done_recovering: "Events that wait to be sent again: {}. There are more: repeat it.",
     done_verified: "Your endpoint is verified.",
 
     errors: &[],
