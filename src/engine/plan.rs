@@ -443,6 +443,7 @@ impl<'a> Planner<'a> {
         if let Some(ask) = self.searches.ask(&pass) {
             return Step::Search(ask);
         }
+        self.lanes.end_turn();
         if asked.is_empty() {
             return match is_resting {
                 true => Step::Wait(Wait::until(now + rest)),

@@ -58,9 +58,12 @@ pub(super) struct Lanes {
     lanes: Vec<LaneState>,
     /// What was kept back at the last claim.
     pub(super) kept_back: Arc<KeptBack>,
+    /// The number of claims so far.
     turn: usize,
     /// Whether lanes that were never asked come first, if there are too many for one claim.
     prefers_new: bool,
+    /// The places of the lanes that were allotted last.
+    allotted: Vec<usize>,
     /// When the last query for all streams reported their first messages.
     looked: Option<Instant>,
 }
@@ -77,6 +80,9 @@ struct LaneState {
     floor: Position,
     /// Whether a claim has asked the lane.
     is_asked: bool,
+    /// The number of the last claim that was to ask the lane; of a new lane, of the claim before it. The lowest number comes
+    /// first.
+    turn: usize,
     /// The last sweeps.
     swept: LastTwo,
     is_swept_in_look: bool,
@@ -124,6 +130,7 @@ impl LaneState {
         to: To,
         now: Now,
         slow: Option<Duration>,
+        turn: usize,
     ) -> Self {
         let first = first.available_at;
         let floor = match (stream.is_keyed, slow) {
@@ -139,6 +146,7 @@ impl LaneState {
             is_done: false,
             floor,
             is_asked: false,
+            turn,
             swept: slow.map_or_else(LastTwo::default, |took| LastTwo::slow(now.last(took))),
             is_swept_in_look: false,
             first,
@@ -172,6 +180,7 @@ impl LaneState {
         now: Now,
     ) {
         if brought.is_cut() && !is_full {
+            self.turn = 0;
             return;
         }
         let is_sweep = after == Position::START;
@@ -208,9 +217,9 @@ impl LaneState {
 
 /// Lets tenants take turns: first a lane of each, then a second one. A lane of no tenant has a turn of its own. `new_first`:
 /// in each turn, lanes come first that were never asked: the others may be thousands that have become empty.
-fn take_turns(lanes: &mut Vec<&LaneState>, tenant: impl Fn(To) -> Option<Uuid>, new_first: bool) {
+fn take_turns(lanes: &mut Vec<Numbered<'_>>, tenant: impl Fn(To) -> Option<Uuid>, new_first: bool) {
     let mut before: HashMap<Uuid, usize> = HashMap::new();
-    let of_turn = |lane: &&LaneState| {
+    let of_turn = |(_, lane): &Numbered<'_>| {
         tenant(lane.to).map_or(1, |tenant| {
             let before = before.entry(tenant).or_default();
             *before += 1;
@@ -218,12 +227,15 @@ fn take_turns(lanes: &mut Vec<&LaneState>, tenant: impl Fn(To) -> Option<Uuid>, 
         })
     };
     let turns: Vec<usize> = lanes.iter().map(of_turn).collect();
-    let mut in_turn: Vec<(usize, &LaneState)> = turns.into_iter().zip(lanes.drain(..)).collect();
+    let mut in_turn: Vec<(usize, Numbered<'_>)> = turns.into_iter().zip(lanes.drain(..)).collect();
     // While others claim keyed messages, those lanes are left out later.
     let is_known = |lane: &LaneState| lane.is_asked || lane.stream.is_keyed;
-    in_turn.sort_by_key(|(turn, lane)| (*turn, new_first && is_known(lane)));
+    in_turn.sort_by_key(|(turn, (_, lane))| (*turn, new_first && is_known(lane)));
     lanes.extend(in_turn.into_iter().map(|(_, lane)| lane));
 }
+
+/// A lane, and its place among all lanes.
+type Numbered<'a> = (usize, &'a LaneState);
 
 impl Lanes {
     /// Takes in the streams that were found: all, or all but the known streams. New lanes count as busy and not yet
@@ -261,7 +273,7 @@ impl Lanes {
         let before = self.lanes.len();
         self.lanes.extend(found.into_iter().map(|(stream, first)| {
             let to = way(&stream.topic);
-            LaneState::new(FoundStream { stream, first }, to, now, seen.slow)
+            LaneState::new(FoundStream { stream, first }, to, now, seen.slow, self.turn)
         }));
         (self.lanes[before..].iter()).any(|lane| lane.to == To::Nowhere)
     }
@@ -382,7 +394,13 @@ impl Lanes {
                 is_keyed: false,
             };
             let first = Position::of_time(topics[topic]);
-            LaneState::new(FoundStream { stream, first }, way(topic), looked, None)
+            LaneState::new(
+                FoundStream { stream, first },
+                way(topic),
+                looked,
+                None,
+                self.turn,
+            )
         }));
     }
 
@@ -420,19 +438,26 @@ impl Lanes {
         tenant: impl Fn(To) -> Option<Uuid>,
         is_asked: bool,
     ) -> Vec<Lane> {
-        if self.lanes.is_empty() {
-            return Vec::new();
+        if is_asked {
+            for lane in self.lanes.iter_mut().filter(|lane| lane.is_done) {
+                lane.is_done = lane.is_swept_in_look || lane.stream.is_keyed;
+            }
         }
-        self.begin_turn(is_asked);
         let room_of = |lane: &LaneState| room(Group::Only(lane.to));
         let shared_by = |lane: &LaneState| room(lane.to.group());
         let early = self.time_of_early(now);
-        let (mut left, done): (Vec<&LaneState>, Vec<&LaneState>) = self
-            .claimable(|lane| (is_asked || lane.is_due(early)) && room_of(lane) > 0)
-            .partition(|lane| !lane.is_done);
+        let may_have_some =
+            |lane: &LaneState| (is_asked || lane.is_due(early)) && room_of(lane) > 0;
+        let (mut left, mut done): (Vec<Numbered<'_>>, Vec<Numbered<'_>>) = self
+            .claimable(may_have_some)
+            .partition(|(_, lane)| !lane.is_done);
         if left.is_empty() {
+            self.allotted = Vec::new();
             return Vec::new();
         }
+        left.sort_by_cached_key(|(_, lane)| lane.turn);
+        let first = self.turn % done.len().max(1);
+        done.rotate_left(first);
         if left.len() > MOST_LANES {
             // Every other time: new lanes may come without end.
             take_turns(&mut left, tenant, self.prefers_new);
@@ -440,18 +465,18 @@ impl Lanes {
         // The lanes of each group: the quiet ones, and the busy ones. No more lanes than messages fit: each lane is asked
         // for at least one message.
         let mut of_group: HashMap<Group, [usize; 2]> = HashMap::new();
-        let has_share = |lane: &&LaneState| {
+        let has_share = |(_, lane): &Numbered<'_>| {
             let counts = of_group.entry(lane.to.group()).or_default();
             let has_share = counts.iter().sum::<usize>() < shared_by(lane);
             counts[usize::from(!lane.is_quiet)] += usize::from(has_share);
             has_share
         };
-        let mut asked: Vec<&LaneState> = (left.into_iter().chain(done))
+        let mut asked: Vec<Numbered<'_>> = (left.into_iter().chain(done))
             .filter(has_share)
             .take(MOST_LANES)
             .collect();
-        asked.sort_by_key(|lane| !lane.is_quiet);
-        let lane = |lane: &LaneState| {
+        asked.sort_by_key(|(_, lane)| !lane.is_quiet);
+        let lane = |(_, lane): &Numbered<'_>| {
             let [quiet, busy] = of_group[&lane.to.group()];
             let room = match lane.is_quiet {
                 true => (shared_by(lane) / 4).min(QUIET_ROOM) / quiet,
@@ -466,34 +491,32 @@ impl Lanes {
                 },
             }
         };
-        asked.into_iter().map(lane).collect()
+        let lanes = asked.iter().map(lane).collect();
+        self.allotted = asked.into_iter().map(|(at, _)| at).collect();
+        lanes
     }
 
-    /// With few lanes, each claim starts with another lane. With many, each claim takes the next lanes.
-    fn begin_turn(&mut self, is_asked: bool) {
-        for lane in &mut self.lanes {
-            if lane.is_done && is_asked && !lane.stream.is_keyed {
-                lane.is_done = lane.is_swept_in_look;
-            }
-        }
-        let count = self.lanes.len();
-        let step = if count > MOST_LANES { MOST_LANES } else { 1 };
-        self.turn = (self.turn + step) % count;
+    /// The lanes that were allotted last are claimed from now: the others come first in the next turn.
+    pub(super) fn end_turn(&mut self) {
+        self.turn += 1;
         self.prefers_new = !self.prefers_new;
+        for at in self.allotted.drain(..) {
+            self.lanes[at].turn = self.turn;
+        }
     }
 
-    /// Those of these lanes that are not kept back, in turn.
-    fn claimable(&self, which: impl Fn(&LaneState) -> bool) -> impl Iterator<Item = &LaneState> {
-        let in_turn = self.lanes.iter().cycle().skip(self.turn);
-        let in_turn = in_turn.take(self.lanes.len());
-        in_turn.filter(move |lane| which(lane) && !self.kept_back.has(&lane.stream.topic))
+    /// Those of these lanes that are not kept back, each with its place.
+    fn claimable(&self, which: impl Fn(&LaneState) -> bool) -> impl Iterator<Item = Numbered<'_>> {
+        let is_kept_back = |lane: &LaneState| self.kept_back.has(&lane.stream.topic);
+        let all = self.lanes.iter().enumerate();
+        all.filter(move |(_, lane)| which(lane) && !is_kept_back(lane))
     }
 
     /// The time of the first sweep that this look, started at `began`, has left out. A sweep that was possible at once
     /// was left out for want of room, and waiting does not make room.
     pub(super) fn owed_at(&self, began: Instant, is_open: impl Fn(To) -> bool) -> Option<Instant> {
         let lanes = self.claimable(|lane| is_open(lane.to));
-        let owed = lanes.filter_map(LaneState::owed_at);
+        let owed = lanes.filter_map(|(_, lane)| lane.owed_at());
         owed.filter(|at| *at >= began).min()
     }
 

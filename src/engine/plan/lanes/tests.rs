@@ -68,6 +68,14 @@ fn lanes(topics: &[&str], quiet: &[&str]) -> Lanes {
     lanes
 }
 
+/// The lanes of the next claim. The planner often only asks whether there are any.
+fn turn(lanes: &mut Lanes, room: usize, tenant: impl Fn(To) -> Option<Uuid> + Copy) -> Vec<Lane> {
+    let _ = lanes.allot(unknown(), |_| room, tenant, false);
+    let asked = lanes.allot(unknown(), |_| room, tenant, false);
+    lanes.end_turn();
+    asked
+}
+
 fn lane(name: &str, room: usize) -> Lane {
     Lane {
         stream: stream(name),
@@ -107,7 +115,7 @@ fn every_one_of_many_topics_is_asked() {
     let mut lanes = lanes(&names, &[]);
     let mut seen = HashSet::new();
     loop {
-        let asked = lanes.allot(unknown(), |_| 10, |_| None, false);
+        let asked = turn(&mut lanes, 10, |_| None);
         if asked.is_empty() {
             break;
         }
@@ -140,7 +148,7 @@ fn tenants_take_turns_however_many_lanes_each_has() {
         })
     };
     for _ in 0..20 {
-        let asked = lanes.allot(unknown(), |_| 500, tenant, false);
+        let asked = turn(&mut lanes, 500, tenant);
         assert_eq!(asked.len(), MOST_LANES);
         let known = lanes
             .lanes
@@ -157,7 +165,7 @@ fn a_new_topic_is_asked_before_thousands_that_were_drained() {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut lanes = lanes(&names, &[]);
     for _ in 0..1000 {
-        let asked = lanes.allot(unknown(), |_| 10, |_| None, false);
+        let asked = turn(&mut lanes, 10, |_| None);
         if asked.is_empty() {
             break;
         }
@@ -169,10 +177,44 @@ fn a_new_topic_is_asked_before_thousands_that_were_drained() {
         ..all(&["new"])
     };
     lanes.take_over(new, |_| To::Bulkhead(0), unknown());
-    let mut ask = || lanes.allot(unknown(), |_| 10, |_| None, false);
+    let mut ask = || turn(&mut lanes, 10, |_| None);
     let mut asked = ask();
     asked.extend(ask());
     assert!(asked.iter().any(|lane| lane.stream == stream("new")));
+}
+
+/// Lanes with a backlog are always left.
+#[test]
+fn every_lane_has_its_turn_however_long_the_backlogs_are() {
+    for (count, room, tenants) in [
+        (64, 500, 0),
+        (100, 500, 0),
+        (128, 10, 0),
+        (128, 500, 2),
+        (300, 20, 3),
+    ] {
+        let names: Vec<String> = (0..count).map(|n| format!("t{n:03}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mut lanes = Lanes::default();
+        let number = std::cell::Cell::new(0);
+        let way = |_: &Topic| {
+            number.set(number.get() + 1);
+            To::Member(number.get())
+        };
+        lanes.take_over(all(&names), way, unknown());
+        let tenant = |to| match to {
+            To::Member(number) if tenants > 0 => {
+                Some(Uuid::from_u128(u128::from(number * tenants / (count + 1))))
+            }
+            _ => None,
+        };
+        let mut asked = HashSet::new();
+        for _ in 0..count {
+            let lanes = turn(&mut lanes, room, tenant);
+            asked.extend(lanes.into_iter().map(|lane| lane.stream));
+        }
+        assert_eq!(asked.len(), names.len(), "{count} {room} {tenants}");
+    }
 }
 
 /// Lanes with a backlog are always left.
@@ -191,7 +233,7 @@ fn lanes_of_no_tenant_keep_no_tenant_from_its_turn() {
     let of_tenant = lanes.lanes.iter().find(|one| one.to == To::Member(150));
     let stream = of_tenant.expect("its lane").stream.clone();
     let asked = (0..40).filter(|_| {
-        let asked = lanes.allot(unknown(), |_| 10, tenant, false);
+        let asked = turn(&mut lanes, 10, tenant);
         asked.iter().any(|lane| lane.stream == stream)
     });
     assert!(asked.count() > 0);
@@ -232,7 +274,7 @@ fn a_bulkhead_without_room_and_a_paused_topic_are_not_asked() {
 fn a_lane_continues_at_its_floor_and_is_swept_now_and_then() {
     let now = at(1_000_000_000);
     let found = all(&["a"]).found.remove(0);
-    let mut state = LaneState::new(found, To::Bulkhead(0), now, None);
+    let mut state = LaneState::new(found, To::Bulkhead(0), now, None, 0);
     assert!(
         state.is_sweep_due(now.here, false),
         "the lane was never swept"
@@ -314,7 +356,7 @@ fn a_released_message_is_claimed_from_its_time_on_without_a_sweep() {
     };
     go_back(&mut lanes, &[("a", 900)]);
     let after = |lanes: &mut Lanes| -> Vec<Position> {
-        let mut asked = lanes.allot(unknown(), |_| 10, |_| None, false);
+        let mut asked = turn(lanes, 10, |_| None);
         asked.sort_by_key(|lane| lane.stream.topic.topic.clone());
         asked.iter().map(|lane| lane.after).collect()
     };
