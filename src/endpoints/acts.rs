@@ -22,6 +22,7 @@ use crate::error::DatabaseError;
 use crate::hand::Hand;
 use crate::name::OutboxName;
 use crate::outbox::Outbox;
+use crate::setup::sql::inspect::has_feeds;
 use crate::sql::pinned::pinned;
 
 /// Why an endpoint could not be written or read.
@@ -261,7 +262,7 @@ impl<'a> Endpoints<'a> {
     /// - [`EndpointError::Invalid`], which names the value that cannot be used. Also if the endpoint is from
     ///   [`get`](Self::get) or [`list`](Self::list) and its row has a value that could not be read: the value would be
     ///   lost. And if the name is new, and a running relay has an endpoint or a group of handlers of this name in its
-    ///   settings.
+    ///   settings; or if it is a feed, and the outbox has no tables of feeds.
     /// - [`EndpointError::TooMany`]: the tenant has reached its limit.
     /// - [`EndpointError::Database`]: the database failed.
     pub fn put(
@@ -282,6 +283,17 @@ impl<'a> Endpoints<'a> {
         let auth = self.sealed_auth(&one)?;
         let auth = auth.as_ref().map(ExposeSecret::expose_secret);
         let put = self.pinned(conn, |conn, outbox| {
+            if one.is_feed() && !has_feeds(conn, outbox)? {
+                let reason = match self.tenant {
+                    Some(_) => "feeds are not available here".to_owned(),
+                    None => format!(
+                        "the outbox {0} has no tables of feeds: `diesel-outbox migrate --with feeds` creates them, or \
+                         SELECT outbox_create_feeds('{0}') in a migration of yours",
+                        self.name
+                    ),
+                };
+                return Err(ConfigError::new(format!("destinations.{name}.kind"), reason).into());
+            }
             // Of two endpoints of one name, nobody could tell which one is meant.
             let is_new = !store::exists(conn, outbox, name)?;
             let relay = is_new.then(|| served::relay_with(conn, outbox, name));

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use diesel_outbox::NewMessage;
+use diesel_outbox::endpoints::Endpoint;
 use diesel_outbox_pages::{Pages, Portal, Rights, Visitor};
 use http::{Method, Request, Response, StatusCode};
 use jsonschema::Draft;
@@ -853,4 +854,29 @@ fn reads_a_feed(database: &Database, program: &Program<'_>, feed: &Value) {
         "{state}"
     );
     assert!(state["last_read_at"].is_string(), "{state}");
+}
+
+/// R71, R73: an outbox without the tables of feeds takes none, whoever asks.
+#[test]
+fn r73_each_interface_says_that_there_are_no_feeds() {
+    let database = Database::without_endpoints();
+    database.execute("SELECT public.outbox_create_endpoints('{o}')");
+    let missing = "has no tables of feeds: `diesel-outbox migrate --with feeds` creates them";
+    let outbox = database.outbox();
+    let put = outbox
+        .endpoints()
+        .put(&mut database.connect(), &Endpoint::feed("crm"));
+    let said = put.expect_err("a refusal").to_string();
+    assert!(said.contains(missing), "{said}");
+
+    let said = finish(database.binary(&["endpoint", "put", "crm", "--feed", "--topic", "a"]));
+    let said = said.code(2).stderr;
+    assert!(said.contains(missing), "{said}");
+
+    let pages = pages(&database);
+    let program = Program::new(&pages, TOKEN);
+    let crm = json!({ "name": "crm", "kind": "feed", "endpoint": { "topics": ["a"] } });
+    let (status, problem) = program.refused(&Method::POST, "/endpoints", crm);
+    assert_eq!((status, &problem["field"]), (422, &json!("kind")));
+    assert!(problem["detail"].to_string().contains(missing), "{problem}");
 }

@@ -726,10 +726,7 @@ pub(super) fn register(
     // The endpoints of all tenants share one table, so no owner chooses names.
     let name = Uuid::now_v7().to_string();
     let mut one = match written.kind()? {
-        Some(EndpointKind::Feed) if feeds::are_offered(own)? => Endpoint::feed(&name),
-        Some(EndpointKind::Feed) => {
-            return Err(Refusal::Wrong("kind", |words| words.invalid_value));
-        }
+        Some(EndpointKind::Feed) => Endpoint::feed(&name),
         _ => Endpoint::new(&name, "").configure(|hook| {
             hook.verification = own.portal.config.endpoint_verification;
         }),
