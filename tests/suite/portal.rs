@@ -551,11 +551,12 @@ fn a_customer_fetches_events_with_the_command_of_the_page() {
     end(&relay);
     let page = ann.get(&added.location).ok();
     assert!(page.contains("events: 1, "), "{page}");
-    assert!(ann.get("/deliveries").ok().contains(&id));
+    let list = ann.get("/deliveries").ok();
+    assert!(list.contains(&id));
     // Nobody was called.
     let delivery = [("name", name.as_str()), ("id", id.as_str())];
     let delivery = ann.get(&format!("/delivery?{}", encoded(&delivery))).ok();
-    for shown in [&page, &delivery] {
+    for shown in [&page, &list, &delivery] {
         assert!(shown.contains("in the feed"), "{shown}");
         assert!(!shown.contains(">delivered"), "{shown}");
     }

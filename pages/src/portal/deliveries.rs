@@ -34,12 +34,12 @@ const STATES: [Status; 5] = [
     Status::Dead,
 ];
 
-fn name_of(words: &Words, state: Status) -> &'static str {
+fn name_of(words: &Words, one: &Endpoint, state: Status) -> &'static str {
     match state {
         Status::Pending => words.pending,
         Status::Sending => words.sending,
         Status::Retrying => words.retrying,
-        Status::Delivered => words.delivered,
+        Status::Delivered => arrived(words, one),
         Status::Dead => words.dead,
         other => other.as_str(),
     }
@@ -54,17 +54,13 @@ pub(super) fn arrived(words: &Words, one: &Endpoint) -> &'static str {
 }
 
 fn badge(words: &Words, one: &Endpoint, state: Status) -> Markup {
-    let name = match state {
-        Status::Delivered => arrived(words, one),
-        _ => name_of(words, state),
-    };
     let kind = match state {
         Status::Delivered => "good",
         Status::Dead => "bad",
         Status::Retrying => "wait",
         _ => "idle",
     };
-    html! { span class={ "badge " (kind) } { (name) } }
+    html! { span class={ "badge " (kind) } { (name_of(words, one, state)) } }
 }
 
 /// The filter that these values of parameters choose. The error names the parameter.
@@ -145,7 +141,7 @@ pub(super) fn list(asked: &Asked<'_>) -> Result<Response, Refusal> {
                 select name="state" {
                     option value="" { (words.any) }
                     @for one in STATES {
-                        option value=(one.as_str()) selected[one.as_str() == state] { (name_of(words, one)) }
+                        option value=(one.as_str()) selected[one.as_str() == state] { (name_of(words, &chosen, one)) }
                     }
                 }
             }
