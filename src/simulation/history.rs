@@ -546,11 +546,11 @@ impl History {
         self.feeds = names[dice.usize(..names.len())];
     }
 
-    /// Gives another topic to half of the messages for endpoints, and no key.
+    /// Gives another topic to half of the messages for endpoints.
     fn change_topic(&mut self, topic: &'static str, rng: &mut Rng) {
         let of_endpoints = enqueued_mut(&mut self.items).filter(|new| new.topic == wants::TOPIC);
         for new in of_endpoints.filter(|_| rng.bool()) {
-            (new.topic, new.ordering_key) = (topic, None);
+            new.topic = topic;
         }
     }
 

@@ -1207,7 +1207,7 @@ impl<'w> Stage<'w> {
         for run in &request.jobs {
             let mut of_run = sent.clone();
             for job in run.each() {
-                self.check_send(job, &earlier, &of_run);
+                self.check_send(job, name, &earlier, &of_run);
                 of_run.push(job.message.sequence.0);
                 let of_endpoints = request.registered.as_ref();
                 if let Some((_, member)) = of_endpoints.filter(|_| self.is_strict()) {
@@ -1389,9 +1389,9 @@ impl<'w> Stage<'w> {
         self.check_held(message, job.lease, "at the end of its send");
     }
 
-    /// Checks the promises at the start of a send. `earlier`: messages of other runs of the same request. `of_run`:
-    /// earlier messages of the same run.
-    fn check_send(&self, job: &Job, earlier: &[&Job], of_run: &[i64]) {
+    /// Checks the promises at the start of a send to a destination. `earlier`: messages of other runs of the same request.
+    /// `of_run`: earlier messages of the same run.
+    fn check_send(&self, job: &Job, to: &str, earlier: &[&Job], of_run: &[i64]) {
         let (message, lease) = (&job.message, job.lease);
         self.check_held(message, lease, "at the beginning of its send");
         self.check_again(message);
@@ -1412,10 +1412,14 @@ impl<'w> Stage<'w> {
         let before = tables.rows.values().filter(|other| {
             other.has_key_of(row)
                 && other.place() < row.place()
-                && row.waits_for(other)
+                && ["", to].contains(&other.destination.as_str())
                 && !of_run.contains(&other.sequence)
         });
-        if let Some(other) = before.filter(seen).find(|other| other.split_from.is_none()) {
+        let is_there = |other: &&Row| {
+            // Parts are made later. A message that is sent without a part has waited for those that are there.
+            other.split_from.is_none() || row.split_from.is_none() && row.topic == wants::ROUTED
+        };
+        if let Some(other) = before.filter(seen).find(is_there) {
             self.fall(Promise::Order, || {
                 format!(
                     "{} {sequence} is sent before {} of its key is done: {other:?}",

@@ -208,7 +208,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(2);
 /// The destination of a message; empty if the message is fanned out or goes nowhere.
 pub(super) fn goes_to<'a>(topic: &str, destination: &'a str) -> &'a str {
     match (topic, destination) {
-        ("a" | wants::ROUTED, "") => "a",
+        ("a", "") => "a",
         ("b", "") => "b",
         (HANDLED, "") => HANDLED,
         (_, destination) => destination,
@@ -976,6 +976,10 @@ impl Tables {
                 there,
                 names(&mut self.removed.iter()),
                 self.served.iter().map(topic).collect(),
+                (self.registered.iter().filter(|(_, one)| one.enabled))
+                    .flat_map(|(name, _)| wants::topics(name).map(|topic| (topic, *name)))
+                    .map(|(topic, name)| (topic.to_owned(), name.to_owned()))
+                    .collect(),
             );
         }
         let stopped = (self.registered.iter()).filter(|(_, one)| !one.enabled || !one.is_verified);

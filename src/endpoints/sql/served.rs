@@ -79,11 +79,13 @@ pub(crate) fn served(
         if subscribers::has_endpoints(conn, name)? {
             there.push(String::new());
         }
-        let ever = known.into_iter().filter(KnownTopic::is_served);
-        served = served.with_endpoints(there, removed_of(conn, name, &names)?, ever.collect());
-        if !served.ever.is_empty() || !served.patterns.declared.is_empty() {
-            served.wanted = wanted(conn, name)?;
-        }
+        let ever: Vec<KnownTopic> = (known.into_iter().filter(KnownTopic::is_served)).collect();
+        let wanted = match ever.is_empty() && served.patterns.declared.is_empty() {
+            true => Vec::new(),
+            false => wanted(conn, name)?,
+        };
+        let removed = removed_of(conn, name, &names)?;
+        served = served.with_endpoints(there, removed, ever, wanted);
     }
     Ok(served)
 }
@@ -223,15 +225,17 @@ impl Served {
     }
 
     /// `there`: the names of endpoints; the empty name if there are any. `removed`: those of removed
-    /// destinations. `ever`: the topics that any relay has served.
+    /// destinations. `ever`: the topics that any relay has served. `wanted`: the patterns of enabled endpoints, each with the
+    /// name of one; needed only if there are such topics, or topics that applications have declared.
     pub(crate) fn with_endpoints(
         mut self,
         there: Vec<String>,
         removed: impl IntoIterator<Item = String>,
         ever: Vec<KnownTopic>,
+        wanted: Vec<(String, String)>,
     ) -> Self {
         self.registered = there.into_iter().chain(removed).collect();
-        self.ever = ever;
+        (self.ever, self.wanted) = (ever, wanted);
         self
     }
 
@@ -241,8 +245,11 @@ impl Served {
     }
 
     /// The only destination of messages that have this topic and name no destination. `None`: they have none or several,
-    /// or the relays do not agree.
+    /// endpoints want the topic, or the relays do not agree.
     pub(crate) fn only_destination(&self, topic: &str) -> Option<&str> {
+        if self.wants(topic).is_some() {
+            return None;
+        }
         let mut only = None;
         for names in self
             .relays
