@@ -1721,7 +1721,8 @@ impl<'w> Stage<'w> {
             self.check_lateness();
             self.check_held_up();
         }
-        let has_ended = self.tables.borrow().rows.is_empty() && self.is_calm_now();
+        let is_empty = self.inserting.get() == 0 && self.tables.borrow().rows.is_empty();
+        let has_ended = is_empty && self.is_calm_now();
         if has_ended
             && now > BEGIN + LENGTH + Duration::from_secs(1)
             && self.sends.borrow().is_empty()
