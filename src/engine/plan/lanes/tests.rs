@@ -68,6 +68,20 @@ fn lanes(topics: &[&str], quiet: &[&str]) -> Lanes {
     lanes
 }
 
+/// So many lanes, each of a member with its number, from 1 on.
+fn lanes_of_members(count: u32) -> Lanes {
+    let names: Vec<String> = (0..count).map(|n| format!("t{n:03}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut lanes = Lanes::default();
+    let number = std::cell::Cell::new(0);
+    let way = |_: &Topic| {
+        number.set(number.get() + 1);
+        To::Member(number.get())
+    };
+    lanes.take_over(all(&names), way, unknown());
+    lanes
+}
+
 /// The lanes of the next claim. The planner often only asks whether there are any.
 fn turn(lanes: &mut Lanes, room: usize, tenant: impl Fn(To) -> Option<Uuid> + Copy) -> Vec<Lane> {
     let _ = lanes.allot(unknown(), |_| room, tenant, false);
@@ -193,15 +207,7 @@ fn every_lane_has_its_turn_however_long_the_backlogs_are() {
         (128, 500, 2),
         (300, 20, 3),
     ] {
-        let names: Vec<String> = (0..count).map(|n| format!("t{n:03}")).collect();
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let mut lanes = Lanes::default();
-        let number = std::cell::Cell::new(0);
-        let way = |_: &Topic| {
-            number.set(number.get() + 1);
-            To::Member(number.get())
-        };
-        lanes.take_over(all(&names), way, unknown());
+        let mut lanes = lanes_of_members(count);
         let tenant = |to| match to {
             To::Member(number) if tenants > 0 => {
                 Some(Uuid::from_u128(u128::from(number * tenants / (count + 1))))
@@ -213,22 +219,14 @@ fn every_lane_has_its_turn_however_long_the_backlogs_are() {
             let lanes = turn(&mut lanes, room, tenant);
             asked.extend(lanes.into_iter().map(|lane| lane.stream));
         }
-        assert_eq!(asked.len(), names.len(), "{count} {room} {tenants}");
+        assert_eq!(asked.len(), lanes.lanes.len(), "{count} {room} {tenants}");
     }
 }
 
 /// Lanes with a backlog are always left.
 #[test]
 fn lanes_of_no_tenant_keep_no_tenant_from_its_turn() {
-    let names: Vec<String> = (0..200).map(|n| format!("t{n}")).collect();
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let mut lanes = Lanes::default();
-    let number = std::cell::Cell::new(0);
-    let way = |_: &Topic| {
-        number.set(number.get() + 1);
-        To::Member(number.get())
-    };
-    lanes.take_over(all(&names), way, unknown());
+    let mut lanes = lanes_of_members(200);
     let tenant = |to| (to == To::Member(150)).then(|| Uuid::from_u128(1));
     let of_tenant = lanes.lanes.iter().find(|one| one.to == To::Member(150));
     let stream = of_tenant.expect("its lane").stream.clone();
